@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -35,6 +36,8 @@ from runtime.structured_output.keywords import (
 Schema = bool | dict[str, Any]
 
 MAX_NUMBER = 10**18  # llguidance's bounds of numbers have 64 bits
+_EXACT_DIGITS = 15  # decimals with so many digits are different doubles
+_SMALLEST = 1e-17  # number above an excluded 0
 _APPLICATORS = frozenset(
     ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas")
 )  # keywords whose subschemas apply to the same value
@@ -628,15 +631,15 @@ def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
                 found[keyword] = value[keyword]
         if value.get(exclusive) is True and bound in found:  # draft 4 and OpenAPI 3.0
             found[exclusive] = found.pop(bound)
+    has_fractions = value.get("type") != "integer" and "multipleOf" not in value
     for keyword, limit in found.items():
         sign = 1 if "inimum" in keyword else -1
         if sign * limit > MAX_NUMBER:
             raise UnsupportedSchema((*path, keyword), f"numbers beyond {MAX_NUMBER} are not supported; lower the bound")
-        others = [each for name, each in found.items() if ("inimum" in name) == (sign < 0) and abs(each) <= MAX_NUMBER]
-        gap = min((sign * (each - limit) for each in others if int(each) == limit), default=0)
-        if "exclusive" in keyword and gap > 0:
-            limit += sign * gap * 1e-6  # llguidance accepts an excluded 3 next to a bound such as 3.5
-        if abs(limit) <= MAX_NUMBER:
+        if "exclusive" in keyword and has_fractions and 0 <= sign * limit < 10**_EXACT_DIGITS:
+            inclusive, nearest = "minimum" if sign > 0 else "maximum", _next_decimal(limit, sign)
+            made[inclusive] = sign * max(sign * nearest, sign * made.get(inclusive, nearest))
+        elif abs(limit) <= MAX_NUMBER:
             made[keyword] = limit
         else:
             made["minimum" if limit < 0 else "maximum"] = -MAX_NUMBER if limit < 0 else MAX_NUMBER
@@ -650,6 +653,16 @@ def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
             made["minimum"] = -MAX_NUMBER
         if not {"maximum", "exclusiveMaximum"} & made.keys():
             made["maximum"] = MAX_NUMBER
+
+
+def _next_decimal(limit: float, sign: int) -> float:
+    """Returns the number next to an excluded one, above it if `sign` is 1 and below it if -1, that readers tell apart.
+
+    They round 4.00000000000000001 to 4. llguidance takes bounds for equal that differ less than these. It refuses 3.9
+    if the maximum is 3.9999, so bounds towards 0 stay exclusive: the number of digits keeps values away from them.
+    """
+    step = 10.0 ** (math.floor(math.log10(abs(limit))) + 1 - _EXACT_DIGITS) if limit else _SMALLEST
+    return float(f"{limit + sign * step:.{_EXACT_DIGITS}g}")
 
 
 def _count(value: Mapping[str, Any], keyword: str) -> int | None:

@@ -42,7 +42,7 @@ MAX_REMEMBERED, MAX_REMEMBERED_TOKENS = 4, 1024  # remembered ends per token, an
 RETRY_TOKENS = 64  # tokens after which a search that was given up is repeated
 LAST_TOKENS = 256  # tokens before the end of the output from which the effort of a search no longer counts
 MAX_PERIOD = 8  # tokens of a repeated sequence
-MAX_FRACTION = 17  # digits of a fraction from the first that is not 0 on, as many as tell doubles apart
+MAX_DIGITS = 16  # of a number with a fraction, from the first that is not 0 on: with more, 3.99... is read as 4
 
 
 Ends = tuple[tuple[int, ...], ...]  # tokens of texts that end a free text
@@ -107,17 +107,18 @@ class WitnessSearch:
             suffixes: texts that end a free text of the grammar, which no bitmask shows.
         """
         choices = self.encode(suffixes), ()
-        return self.find_with_ends(matcher, MAX_TOKENS, choices, states=FIRST_STATES, seconds=FIRST_SECONDS)
+        return self.find_with_ends(matcher, MAX_TOKENS, (), choices, states=FIRST_STATES, seconds=FIRST_SECONDS)
 
     def encode(self, suffixes: Sequence[str]) -> Ends:
         return tuple(tuple(self._tokenizer.tokenize_str(suffix)) for suffix in suffixes)
 
     def find_with_ends(
-        self, matcher: LLMatcher, max_tokens: int, choices: Sequence[Ends], *, states: int, seconds: float
-    ) -> tuple[int, ...] | None:
+        self, matcher: LLMatcher, max_tokens: int, known: Sequence[int], choices: Sequence[Ends], *, states: int,
+        seconds: float,
+    ) -> tuple[int, ...] | None:  # fmt: skip
         """Returns what `find` finds with the first of several `ends`, each with an effort of its own."""
         efforts = ((ends, Effort(states, seconds)) for ends in dict.fromkeys(choices))
-        found = (self.find(matcher, max_tokens, effort=effort, ends=ends) for ends, effort in efforts)
+        found = (self.find(matcher, max_tokens, known, effort=effort, ends=ends) for ends, effort in efforts)
         return next((path for path in found if path is not None), None)
 
     def find(
@@ -133,8 +134,11 @@ class WitnessSearch:
             effort: what the search may take.
             ends: tokens that are followed at the first state that allows them.
         """
-        paths = [self._roll_out(matcher, (), known, MAX_TOKENS, effort, ends, loop) for loop in LOOP_VISITS]
-        path = min(filter(None, paths), key=len, default=() if () in paths else None)
+        path = None
+        for loop in LOOP_VISITS:
+            longest = MAX_TOKENS if path is None else len(path) - 1
+            other = self._roll_out(matcher, (), known, longest, effort, ends, loop)
+            path = path if other is None else other
         # Before such an end each token is text, and none leads to a shorter end.
         start = max((_place(end, path or ()) for end in ends), default=0)
         before = None
@@ -238,8 +242,8 @@ class WitnessSearch:
                 yield self._longest(letters)  # a text may have a minimum length
         else:
             order = self._closing[groups]
-            if counts[_ZERO]:
-                order[groups == _MINUS] = -1  # of a number
+            # A minus makes a number longer. In a fraction, zeros alone may be too little.
+            order[groups == (_MINUS if counts[_MINUS] else _ZERO)] = -1
             groups = groups[np.lexsort((shares, -order))]
         for group in groups:
             same = allowed[self._first[allowed] == group]
@@ -265,29 +269,32 @@ class JsonText:
 
     Attributes:
         string: characters of the open string; None outside of strings.
-        fraction: digits after the point of the number at the end, from the first that is not 0 on; None without one.
+        digits: digits of the number at the end, from the first that is not 0 on.
+        has_point: whether that number has a point.
     """
 
-    __slots__ = ("_escapes", "fraction", "string")
+    __slots__ = ("_escapes", "digits", "has_point", "string")
 
     def __init__(self) -> None:
         self.string: int | None = None
-        self.fraction: int | None = None
+        self.digits = 0
+        self.has_point = False
         self._escapes = False
 
     def add(self, text: bytes) -> None:
         """Adds the bytes of a token, which may end inside a character or an escape; b"" for a special token."""
         if not text:
-            self.string = self.fraction = None
+            self.string = None
+            self._end_number()
         for byte in text:
             if self.string is None:
                 self.string = 0 if byte == _QUOTE else None
                 if byte == _POINT:
-                    self.fraction = 0
+                    self.has_point = True
                 elif not _ZERO <= byte <= _ZERO + 9:
-                    self.fraction = None
-                elif self.fraction is not None and (self.fraction or byte != _ZERO):
-                    self.fraction += 1
+                    self._end_number()
+                elif self.digits or byte != _ZERO:
+                    self.digits += 1
             elif self._escapes:
                 self._escapes = False
             elif byte == _QUOTE:
@@ -295,6 +302,10 @@ class JsonText:
             else:
                 self._escapes = byte == _BACKSLASH
                 self.string += byte & 0xC0 != 0x80  # not in the middle of a character
+
+    def _end_number(self) -> None:
+        self.digits = 0
+        self.has_point = False
 
 
 # Ends that were found after a token: new tokens, and the number of the old witness's tokens that they replace.
@@ -319,7 +330,7 @@ class OutputEnd:
 
     While there is much space, nothing is searched. Then it holds a witness after each token. Most tokens need no
     search: after a letter of a string, the old witness still ends the output. If a search takes too long, the output
-    goes on without a witness, and the search is repeated later.
+    goes on without a witness while there is much space, and the search is repeated later.
 
     Attributes:
         reason: why tokens of a witness replaced the model's, "" if none did.
@@ -383,7 +394,9 @@ class OutputEnd:
         if self._tokens is None and (excess is not None or left <= LAST_TOKENS or left % RETRY_TOKENS == 0):
             seconds = NEXT_SECONDS if left <= LAST_TOKENS else min(seconds, NEXT_SECONDS)
             choices = (), self._ends_of_text
-            self._tokens = self._search.find_with_ends(matcher, left, choices, states=NEXT_STATES, seconds=seconds)
+            self._tokens = self._search.find_with_ends(
+                matcher, left, self.first, choices, states=NEXT_STATES, seconds=seconds
+            )
         if self._tokens is None:
             return token
         if self._tokens[:1] == (token,):
@@ -393,11 +406,16 @@ class OutputEnd:
             self.reason = self.reason or excess.reason
             return self._take()
         end, is_found = self._end_after(matcher, token, left - 1, seconds)
-        if end is not None or (not is_found and left > len(self._tokens) + RETRY_TOKENS):
+        if end is not None or (not is_found and self._may_go_on_without(left)):
             self._tokens = end
             return token
         self.reason = self.reason or "max_tokens"
         return self._take()
+
+    def _may_go_on_without(self, left: int) -> bool:
+        """Returns whether there is space to find a witness later, where a search has been given up."""
+        assert self._tokens is not None
+        return left > max(LAST_TOKENS, len(self._tokens) + RETRY_TOKENS)
 
     def _take(self) -> int:
         """Returns the witness's next token, an EOS at its end."""
@@ -411,7 +429,7 @@ class OutputEnd:
     ) -> tuple[tuple[int, ...] | None, bool]:
         """Returns a witness of at most `left` tokens after `token`, if any, and False if the search was given up."""
         assert self._tokens is not None
-        if seconds <= 0 and left > len(self._tokens) + RETRY_TOKENS:
+        if seconds <= 0 and self._may_go_on_without(left):
             return None, False
         known = self._remembered.get(token, [])
         for new, replaced in ((), 1), ((), 0), *known:
@@ -443,8 +461,8 @@ class OutputEnd:
             return None
         if self._max_length and self._json.string is not None and self._json.string >= self._max_length:
             return _LONG_STRING
-        is_long = (self._json.fraction or 0) >= MAX_FRACTION and self._search.texts[token][:1].isdigit()
-        return _LONG_FRACTION if is_long else None
+        is_long = self._json.has_point and self._json.digits >= MAX_DIGITS
+        return _LONG_FRACTION if is_long and self._search.texts[token][:1].isdigit() else None
 
     def _ends(self, excess: _Excess) -> bool:
         """Returns whether the witness goes on with the end of the value that is too long."""

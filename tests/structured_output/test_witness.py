@@ -17,7 +17,7 @@ from runtime.errors import RequestError
 from runtime.request.engine_messages import StructuredLimits
 from runtime.request.structured import grammar_of
 from runtime.structured_output.grammar_cache import GrammarCache, create_grammar_cache
-from runtime.structured_output.witness import MAX_FRACTION
+from runtime.structured_output.witness import MAX_DIGITS
 from tests.server.checkpoint import write_checkpoint
 from tests.structured_output.witness_rule import failures
 
@@ -159,12 +159,12 @@ def test_a_repetition_ends(llm: LLM, grammars: GrammarCache, begin: str, repeate
 def test_a_fraction_has_no_more_digits_than_a_double(llm: LLM, grammars: GrammarCache) -> None:
     assert llm.tokenizer is not None
     wanted = llm.tokenizer.encode("[0." + "12345" * 10)
-    for schema, digits in (({"type": "number"}, MAX_FRACTION), ({"type": "string"}, 50)):
+    for schema, digits in (({"type": "number"}, MAX_DIGITS), ({"type": "string"}, 50)):
         form = {"json": {"type": "array", "items": schema, "minItems": 1}}
-        tokens = wanted if digits == MAX_FRACTION else llm.tokenizer.encode('["0.' + "12345" * 10)
+        tokens = wanted if digits == MAX_DIGITS else llm.tokenizer.encode('["0.' + "12345" * 10)
         text = llm.tokenizer.decode(accepted(grammars, form, tokens))
         assert len(re.findall(r"\.([0-9]+)", text)[0]) <= digits + 2, text
-        assert text.endswith("]") == (digits == MAX_FRACTION)
+        assert text.endswith("]") == (digits == MAX_DIGITS)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from tests.server.checkpoint import write_checkpoint
 from tests.structured_output import forms
 from tests.structured_output.shortest import shortest
 
+LONGEST = 400  # tokens of an answer, so that it fits in the context of both models with its prompt
 BATCH = 24  # schemas whose answers are generated together
 PROMPT = [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}]
 
@@ -53,7 +54,8 @@ def make_case(llm: LLM, schema: dict[str, Any]) -> Case:
 
 def budgets(case: Case, rng: random.Random) -> Sequence[int]:
     """Returns `max_tokens` of the answers: the witness's length, a bit less, a bit more, and enough."""
-    return max(1, case.witness - 1), max(1, case.witness), case.witness + rng.randint(1, 6), 2 * case.witness + 20
+    lengths = case.witness - 1, case.witness, case.witness + rng.randint(1, 6), 2 * case.witness + 20
+    return [min(max(1, length), LONGEST) for length in lengths]
 
 
 def failures(llm: LLM, seed: int, count: int) -> Iterator[str]:
