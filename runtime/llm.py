@@ -292,6 +292,8 @@ class LLM:
             self._collector.cancel(choice.spec.id)
         answer = GenerationOutput.from_completion(choice)
         final = {name: getattr(answer, name) for name in ("text", "token_ids", "nfe", "finish_reason", "usage")}
+        if answer.warning:
+            final["warning"] = answer.warning
         yield {"event": "final", "id": choice.spec.id, **final}
 
     def score(

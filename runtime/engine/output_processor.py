@@ -174,7 +174,11 @@ class OutputProcessor:
                     ids, probs = results.soft_tokens[i]
                     block.soft_tokens = ids[: block.size], probs[: block.size]
         try:
-            if request.constraint is not None and request.constraint.error:  # the grammar matcher failed in this step
+            if request.tool_names is not None:
+                for i, block in enumerate(blocks, first):
+                    found = request.tool_names.update(block.start, block.size, results, i, request.constraint)
+                    request.constraint, request.decodes_left_to_right = found, found is not None
+            elif request.constraint is not None and request.constraint.error:  # the matcher failed in this step
                 raise ConstraintError(request.constraint.error)
             self.strategy.update(request, blocks, results, first)
         except Exception as error:

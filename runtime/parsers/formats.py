@@ -87,8 +87,10 @@ class ToolFormat:
         quotes: Marker around strings, if it is a token of its own.
         strays: Other markers inside a call that models repeat after it; they are dropped there, too.
         begins: Beginning of the text of a call, after the start marker. After a call, it begins another one.
-        begins_alone: Whether `begins` also begins a call where models have left out the start marker. Without a marker
-            only calls of available tools are calls.
+        begins_alone: Whether `begins` also begins a call where models have left out the start marker.
+        name_between: Regular expressions of the text from the start marker to the name of the tool, and from there to
+            where the name has ended. A grammar enforces them, so their repetitions have bounds. None: a name is only
+            checked once it is complete.
         wraps: Returns the text before and after the JSON arguments of a call of a tool. None: arguments are not JSON,
             so that no grammar can constrain them.
         instructs: Returns a system message about the tools, for models whose template does not support tools. None:
@@ -103,6 +105,7 @@ class ToolFormat:
     strays: tuple[str, ...] = ()
     begins: str = ""
     begins_alone: bool = False
+    name_between: tuple[str, str] | None = None
     wraps: Callable[[str], tuple[str, str]] | None = None
     instructs: Callable[[Sequence[Tool]], str] | None = None
 

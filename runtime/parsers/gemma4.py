@@ -17,7 +17,6 @@ from runtime.parsers.formats import NotACall, ParsedCall, ToolParser
 OPENS, CLOSES, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _NAME = re.compile(r"\s*call:\s*([\w.:/-]+?)\s*(?=[{(])")
 _KEY = re.compile(r'\s*([^\s:={}()\[\],<>"]+)\s*([:=])')
-_UNQUOTED = re.compile(r"[^,:{}\[\]]+")
 # Text with colons, in a list up to the next comma, else up to the next key.
 _UNQUOTED_ITEM = re.compile(r"[^,{}\[\]]+")
 _UNQUOTED_TEXT = re.compile(r"(?:[^,{}\[\]]|,(?!\s*[^\s:={}\[\],]{1,64}\s*[:=]))+")
@@ -58,14 +57,13 @@ def _call(text: str, tools: Sequence[formats.Tool]) -> tuple[str, str] | None:
     if found is None:
         return None
     name, at = found[1], found.end()
-    exact = all(tool.name != name for tool in tools)
     if text[at] == "(":
         begun = text.rstrip()
-        if exact or not begun.endswith(")"):
+        if not begun.endswith(")"):
             return None
         text = f"{text[:at]}{{{begun[at + 1 : -1]}}}"
     try:
-        value, end = _Reader(text, exact).object(at, ArgumentTypes.of_tool(name, tools), 0)
+        value, end = _Reader(text).object(at, ArgumentTypes.of_tool(name, tools), 0)
         return None if text[end:].strip() else (name, formats.dump_json(value))
     except (ValueError, IndexError):
         return None
@@ -74,14 +72,12 @@ def _call(text: str, tools: Sequence[formats.Tool]) -> tuple[str, str] | None:
 class _Reader:
     """Reads values. Methods return a value and the offset after it, and raise ValueError or IndexError.
 
-    Attributes:
-        text: text of the call.
-        exact: Whether only the format itself is read, and not what models write instead: arguments in parentheses,
-            other quotes, constants of Python, text without quotes that has colons or commas.
+    They also read what models write instead of the format: arguments in parentheses, other quotes, constants of Python,
+    text without quotes that has colons or commas.
     """
 
-    def __init__(self, text: str, exact: bool) -> None:
-        self.text, self.exact = text, exact
+    def __init__(self, text: str) -> None:
+        self.text = text
 
     def value(self, at: int, types: ArgumentTypes, depth: int, in_list: bool = False) -> tuple[Any, int]:
         if depth > formats.MAX_DEPTH:
@@ -93,14 +89,14 @@ class _Reader:
             return self.object(at, types, depth + 1)
         if self.text[at] == "[":
             return self._list(at, types.of_items, depth + 1)
-        if not self.exact and (quoted := _PYTHON_STRING.match(self.text, at)):
+        if quoted := _PYTHON_STRING.match(self.text, at):
             return parse_python(quoted[0]), quoted.end()
-        pattern = _UNQUOTED if self.exact else _UNQUOTED_ITEM if in_list else _UNQUOTED_TEXT
+        pattern = _UNQUOTED_ITEM if in_list else _UNQUOTED_TEXT
         found = pattern.match(self.text, at)
         if found is None:
             raise ValueError(self.text[at])
         word = found[0].strip()
-        return types.read(word) if types.is_text else _parse_unquoted(word, self.exact), found.end()
+        return types.read(word) if types.is_text else _parse_unquoted(word), found.end()
 
     def object(self, at: int, types: ArgumentTypes, depth: int) -> tuple[dict[str, Any], int]:
         made: dict[str, Any] = {}
@@ -115,11 +111,11 @@ class _Reader:
         """Returns a key, and the offset after its colon."""
         if self.text.startswith(QUOTE, at):
             key, at = self._string(at)
-        elif not self.exact and (quoted := _PYTHON_STRING.match(self.text, at)):
+        elif quoted := _PYTHON_STRING.match(self.text, at):
             key, at = parse_python(quoted[0]), quoted.end()
         else:
             found = _KEY.match(self.text, at)
-            if found is None or (found[2] == "=" and self.exact):
+            if found is None:
                 raise ValueError(self.text[at])
             return found[1], found.end()
         at = self._space(at)
@@ -155,13 +151,13 @@ class _Reader:
         return at
 
 
-def _parse_unquoted(word: str, exact: bool) -> Any:
+def _parse_unquoted(word: str) -> Any:
     """Parses an unquoted value: number, boolean or null; anything else is text without its quotes."""
-    known = {"true": True, "false": False, "null": None, "none": None}
+    known = {"true": True, "True": True, "false": False, "False": False}
     if word in known:
         return known[word]
-    if not exact and word in ("True", "False", "None"):
-        return known[word.lower()]
+    if word in ("null", "none", "None"):
+        return None
     for kind in (int, float):
         if re.fullmatch(r"-?[0-9][0-9.eE+-]{0,30}", word):
             try:
@@ -173,6 +169,13 @@ def _parse_unquoted(word: str, exact: bool) -> Any:
     return word
 
 
-GEMMA4 = formats.ToolFormat(key="gemma4", opens=OPENS, closes=CLOSES, quotes=QUOTE, parser=Gemma4ToolParser)
+GEMMA4 = formats.ToolFormat(
+    key="gemma4",
+    opens=OPENS,
+    closes=CLOSES,
+    quotes=QUOTE,
+    name_between=(r"[ \t\r\n]{0,8}call:[ \t\r\n]{0,8}", r"[ \t\r\n]{0,8}[{(]"),
+    parser=Gemma4ToolParser,
+)
 formats.register_tool_format(GEMMA4)
 formats.register_reasoning_format(formats.ReasoningFormat(key="gemma4", opens="<|channel>thought", closes="<channel|>"))

@@ -46,7 +46,7 @@ class HermesToolParser(ToolParser):
             self._counted = len(self._text)
             return None
         at = self._counted + end
-        call = _call(self._text[:at].lstrip(_BEFORE), self.tools)
+        call = _call(self._text[:at].lstrip(_BEFORE))
         return NotACall() if call is None else ParsedCall(*call, rest=self._text[at:])
 
     def partial(self) -> tuple[str, str] | None:
@@ -64,18 +64,15 @@ class HermesToolParser(ToolParser):
         return self._name, self._text[self._arguments : self._end]
 
 
-def _call(text: str, tools: Sequence[formats.Tool]) -> tuple[str, str] | None:
-    """Returns name and arguments of a complete object; None if it is not a call.
-
-    JSON that is not exact is read if it names an available tool.
-    """
+def _call(text: str) -> tuple[str, str] | None:
+    """Returns name and arguments of a complete object; None if it is not a call."""
     try:
         try:
-            value, exact = formats.parse_json(text), True
+            value = formats.parse_json(text)
         except formats.NestedTooDeeplyError:
             raise
         except ValueError:
-            value, exact = parse_python(text), False
+            value = parse_python(text)
         name = value.get("name")
         arguments: Any = value.get("arguments", value.get("parameters"))
         if isinstance(arguments, str):  # JSON in a string
@@ -83,8 +80,6 @@ def _call(text: str, tools: Sequence[formats.Tool]) -> tuple[str, str] | None:
         if arguments is None:
             arguments = {}
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-            return None
-        if not exact and all(tool.name != name for tool in tools):
             return None
         return name, formats.dump_json(arguments)
     except ValueError:
@@ -110,6 +105,7 @@ HERMES = formats.ToolFormat(
     opens="<tool_call>",
     closes="</tool_call>",
     begins="{",
+    name_between=(r'[ \t\r\n\[]{0,8}\{[ \t\r\n]{0,8}"name"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}"', '"'),
     parser=HermesToolParser,
     wraps=wraps,
     instructs=instructs,

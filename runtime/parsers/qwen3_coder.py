@@ -130,6 +130,7 @@ QWEN3_CODER = formats.ToolFormat(
     strays=(_ENDS, _VALUE_ENDS),
     begins=_BEGINS,
     begins_alone=True,
+    name_between=(rf"[ \t\r\n]{{0,8}}{_BEGINS}", ">"),
     parser=Qwen3CoderToolParser,
 )
 formats.register_tool_format(QWEN3_CODER)

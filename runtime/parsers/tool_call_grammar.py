@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from runtime.parsers.argument_types import applied
 from runtime.parsers.formats import ReasoningFormat, Tool, ToolFormat
+from runtime.request.engine_messages import ToolNames
 from runtime.request.structured import FIELD_PATH, MAX_CHARS, check_length, grammar_of
 from runtime.request.validation import refuse
 
@@ -87,6 +89,37 @@ def grammar(
     if len(text) > MAX_CHARS:
         raise refuse(param, f"the schemas have {len(text)} characters together; at most {MAX_CHARS}")
     return text
+
+
+def tool_names(
+    tool_format: ToolFormat,
+    names: Sequence[str],
+    reasoning: ReasoningFormat | None,
+    control: Callable[[str], int | None],
+    *,
+    in_reasoning: bool,
+) -> ToolNames | None:
+    """Returns what constrains the names of calls in free text; None if the format has none, or they are too long.
+
+    Args:
+        names: Names of the tools that may be called.
+        reasoning: Format of the reasoning before the text; None: there is none.
+        control: Returns the id of a marker that is a special token; None for text.
+        in_reasoning: Whether the prompt has opened the reasoning.
+    """
+    if tool_format.name_between is None:
+        return None
+    before, after = tool_format.name_between
+    opens, marks = tool_format.opens, None if reasoning is None else (reasoning.opens, reasoning.closes)
+    # The last token of a marker that is text may also have text after it.
+    ends = [] if control(opens) is not None else [re.escape(opens[i:]) for i in range(len(opens))]
+    listed = "|".join(map(re.escape, names))
+    regex = f"(?:{'|'.join(ends)})?{before}(?:{listed}){after}(?s:.*)"
+    if len(regex) > MAX_CHARS // 2:  # escapes may double it
+        return None
+    special = {token: mark for mark in (opens, *(marks or ())) if (token := control(mark)) is not None}
+    grammar = grammar_of({"regex": regex}, "tools")
+    return ToolNames(opens=opens, grammar=grammar, special_tokens=special, reasoning=marks, in_reasoning=in_reasoning)
 
 
 def part_name(number: int) -> str:

@@ -33,7 +33,7 @@ class ToolCallOptions:
 
     Attributes:
         format: Format of the calls.
-        available_tools: The tools of the request.
+        available_tools: The tools that may be called. A call of another name is text.
         constrained: Whether a grammar constrains calls, so that arguments are passed on unchanged and can be streamed.
             Otherwise a call is withheld until it is complete.
         stream_arguments: Whether to stream arguments of `constrained` calls.
@@ -65,7 +65,6 @@ class ToolCallParser:
         self._buffer = ""  # unread text
         self._parser: ToolParser | None = None  # parser of the open call
         self._start_marker = self._call_text = ""  # of the open call; the marker includes the space before it
-        self._without_marker = False  # the open call has no start marker
         self._names = {tool.name for tool in options.available_tools}
         self._end_markers = (options.format.closes, *options.format.strays)
         self._pieces = {"}", "]", ",", *re.findall(r"[A-Za-z]+|[^A-Za-z\s]", "".join(self._end_markers))}
@@ -94,7 +93,7 @@ class ToolCallParser:
         if self.is_over or self._after_call:
             return deltas
         call = None if cut or self._parser is None else self._parser.end()
-        if call is not None and self._is_call(call.name):
+        if call is not None and call.name in self._names:
             self._end_call(deltas, call)
             return deltas
         if self._options.required:  # the rest is an incomplete call
@@ -144,25 +143,18 @@ class ToolCallParser:
         self._start_marker, self._buffer = self._buffer[:end], self._buffer[end:]
         self._parser = self._options.format.parser(self._options.available_tools)
         self._call_text, self._num_streamed = "", None
-        self._without_marker = marker != self._options.format.opens
-        if self._without_marker:
+        if marker != self._options.format.opens:
             self._parser.feed(marker)
-
-    def _is_call(self, name: str) -> bool:
-        return not self._without_marker or name in self._names
 
     def _read_call(self, deltas: list[Delta], parser: ToolParser) -> bool:
         new_text, self._buffer = self._buffer, ""
         self._call_text += new_text
         result = parser.feed(new_text)
-        if isinstance(result, ParsedCall) and not self._is_call(result.name):
+        if isinstance(result, ParsedCall) and result.name not in self._names:
             result = NotACall()
         partial = parser.partial() if self._options.constrained else None
-        if (
-            partial is not None
-            and self._is_call(partial[0])
-            and (self._options.stream_arguments or isinstance(result, ParsedCall))
-        ):
+        may_stream = self._options.stream_arguments or isinstance(result, ParsedCall)
+        if partial is not None and partial[0] in self._names and may_stream:
             self._stream_call(deltas, *partial)
         if result is None:
             return False

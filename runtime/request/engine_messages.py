@@ -53,6 +53,25 @@ class StructuredLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_run: int = 256  # tokens that repeat those shortly before them; needs `complete`
 
 
+class ToolNames(msgspec.Struct, frozen=True, kw_only=True):
+    """Constrains the names of the tool calls in an output whose other text is free.
+
+    Attributes:
+        opens: Start marker of a call.
+        grammar: Grammar of the text after it, as in `RequestSpec`. It may end wherever the name is complete.
+        special_tokens: Text of the markers that are special tokens, by id.
+        reasoning: Start and end marker of reasoning at the beginning of the output, where no call begins; None: the
+            model marks none.
+        in_reasoning: Whether the prompt ends inside reasoning.
+    """
+
+    opens: str
+    grammar: str
+    special_tokens: dict[int, str] = {}
+    reasoning: tuple[str, str] | None = None
+    in_reasoning: bool = False
+
+
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A validated request. The caller has validated it against ``EngineInfo``; the engine does not."""
 
@@ -76,6 +95,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str = ""  # as written by ``request.structured``; "": none
     structured: StructuredLimits | None = None  # None: no grammar
     witness: list[int] | None = None  # a short output of the grammar, without an EOS; None: unknown
+    tool_names: ToolNames | None = None  # None: names of calls are not constrained, or `grammar` does it
     pinned_tokens: dict[int, int] = {}  # offset in the output -> id, fixed from the start
     stream_mode: StreamMode = "final"
     cache_salt: str = ""

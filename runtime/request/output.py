@@ -69,6 +69,14 @@ class TokenLogprob(NamedTuple):
     top: list[tuple[int, float]]  # the most probable tokens at its position, in descending order
 
 
+_CUT = (
+    "the answer is cut: the shortest one that was found in its format has {} tokens, and it may have {}; allow it "
+    "more tokens"
+)
+_NO_END = "the answer is cut: no short answer was found in its format"
+_FORCED = "the model did not end this answer itself, but in its format at a limit: {}"
+
+
 @dataclass(slots=True, eq=False)
 class CompletionState:
     """The output of one request so far.
@@ -134,6 +142,20 @@ class CompletionState:
     def token_logprobs(self) -> list[TokenLogprob] | None:
         """`logprobs` of the tokens of the current output; None if not requested."""
         return None if self.spec.logprobs is None else self.logprobs[: len(self.token_ids)]
+
+    @property
+    def warning(self) -> str:
+        """Why structured output is cut, or did not end where the model wanted; "" if neither."""
+        spec = self.spec
+        if spec.structured is None or not spec.structured.complete or self.finish_reason is None:
+            return ""
+        if self.forced_end:
+            return _FORCED.format(self.forced_end)
+        if self.finish_reason == "length" and spec.witness is None:
+            return _NO_END
+        if self.finish_reason == "length" and spec.witness is not None and len(spec.witness) > spec.max_tokens:
+            return _CUT.format(len(spec.witness), spec.max_tokens)
+        return ""
 
     def _parse_text(self, parts: PartsParser, text: str) -> None:
         """Parses new stable text, which may end the output before the engine has finished the request."""
@@ -226,6 +248,7 @@ class GenerationOutput:
         usage: the usage object of OpenAI.
         logprobs: one entry per token, if `SamplingParams.logprobs` is set.
         choices: all `n` outputs of the prompt, beginning with this one.
+        warning: why structured output is cut, or did not end where the model wanted; "" if neither.
     """
 
     text: str | None
@@ -236,6 +259,7 @@ class GenerationOutput:
     usage: dict[str, Any]
     logprobs: list[TokenLogprob] | None = None
     choices: tuple[GenerationOutput, ...] = ()
+    warning: str = ""
 
     @classmethod
     def from_completion(cls, completion: CompletionState) -> GenerationOutput:
@@ -249,6 +273,7 @@ class GenerationOutput:
             eos=completion.eos,
             usage=completion.usage(),
             logprobs=completion.token_logprobs,
+            warning=completion.warning,
         )
 
     @classmethod

@@ -22,6 +22,7 @@ from runtime.request.engine_messages import (
     RequestSpec,
     StreamMode,
     StructuredLimits,
+    ToolNames,
 )
 from runtime.request.field_spec import AlgorithmInfo, Value
 from runtime.request.sampling_params import At, SamplingParams, check_fields
@@ -139,6 +140,8 @@ class RequestContext:
         pinned_tokens: ids of an infill that never change, by offset in the output. The other positions are unmasked.
             End-of-sequence tokens are suppressed unless the request sets `suppress_eos`.
         grammar: grammar of the output instead of `structured_outputs`. `names` has the field that it is derived from.
+        tool_names: constrains the names of tool calls where the request and the engine allow grammars, if there is no
+            other grammar.
     """
 
     id: str
@@ -150,6 +153,7 @@ class RequestContext:
     adapter: str = ""
     pinned_tokens: Mapping[int, int] | None = None
     grammar: str = ""
+    tool_names: ToolNames | None = None
 
 
 def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, context: RequestContext) -> RequestSpec:
@@ -193,6 +197,7 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
         logprobs=_logprobs(params, decoding, info, at("logprobs"), is_infill=is_infill),
         grammar=(grammar := _grammar(params, decoding, info, at, context.grammar, is_infill=is_infill)),
         structured=_structured_limits(params, info) if grammar else None,
+        tool_names=None if grammar or is_infill else _tool_names(params, decoding, info, at, context.tool_names),
         pinned_tokens=dict(pinned_tokens or {}),
         stream_mode=context.stream_mode,
         cache_salt=params.cache_salt or "",
@@ -208,6 +213,30 @@ def _grammar(
     """Returns the grammar of the output, "" if it has none. Raises RequestError for incompatible fields."""
     if params.structured_outputs is None and not grammar:
         return ""
+    name = at("structured_outputs")
+    _check_grammar_support(params, decoding, info, at, is_infill=is_infill)
+    return with_max_items(
+        grammar or grammar_of(params.structured_outputs, name), _structured_limits(params, info).max_items
+    )
+
+
+def _tool_names(
+    params: SamplingParams, decoding: DecodingParams, info: EngineInfo, at: At, names: ToolNames | None
+) -> ToolNames | None:
+    """Returns `names`, None if they cannot be constrained: the parser then only rejects calls of other names."""
+    if names is None or info.buffer_size > 1:  # a name would change what later blocks depend on
+        return None
+    try:
+        _check_grammar_support(params, decoding, info, at, is_infill=False)
+    except RequestError:
+        return None
+    return names
+
+
+def _check_grammar_support(
+    params: SamplingParams, decoding: DecodingParams, info: EngineInfo, at: At, *, is_infill: bool
+) -> None:
+    """Raises RequestError for fields and engines that no grammar can be combined with."""
     name, path = at("structured_outputs"), at("decoding")
     if info.structured_output_error:
         raise refuse(name, f"is not supported by this server ({info.structured_output_error}); leave it out")
@@ -232,9 +261,6 @@ def _grammar(
         )
     if decoding.total_steps is not None:
         raise refuse(name, f"cannot be combined with {at('num_denoising_steps')}; leave that out")
-    return with_max_items(
-        grammar or grammar_of(params.structured_outputs, name), _structured_limits(params, info).max_items
-    )
 
 
 def _structured_limits(params: SamplingParams, info: EngineInfo) -> StructuredLimits:

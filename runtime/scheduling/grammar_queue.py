@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from runtime.scheduling.request import Request
 from runtime.scheduling.scheduler import Scheduler
+from runtime.scheduling.tool_name_matcher import ToolNameMatcher
 from runtime.structured_output.async_compiler import GrammarCompiler
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
 from runtime.structured_output.grammar_matcher import GrammarMatcher
@@ -37,10 +38,12 @@ class GrammarQueue:
 
     def submit(self, request: Request) -> None:
         """Adds a request. Raises ValueError if it has a grammar and structured output is not available."""
-        grammar = request.spec.grammar
-        if grammar:
-            if self.compiling is None:
-                raise ValueError("structured output is not available")
+        grammar, names = request.spec.grammar, request.spec.tool_names
+        if grammar and self.compiling is None:
+            raise ValueError("structured output is not available")
+        if not grammar and names is not None:
+            grammar = names.grammar
+        if grammar and self.compiling is not None:
             compiled = self.compiling.submit(request.spec.id, request, grammar, request.spec.tenant)
             if compiled is not None:
                 self._start(request, compiled)
@@ -58,15 +61,25 @@ class GrammarQueue:
             return failed
         idle = not (self.scheduler.running or self.scheduler.waiting)
         for request, compiled in self.compiling.poll(IDLE_SECONDS if idle else 0.0):
-            if isinstance(compiled, BaseException):
-                failed.append((request, compiled))
-            else:
+            if not isinstance(compiled, BaseException):
                 self._start(request, compiled)
+            elif not request.spec.grammar:  # names of tools are then only checked by the parser
+                self.scheduler.add(request)
+            else:
+                failed.append((request, compiled))
         return failed
 
     def _start(self, request: Request, constraint: GrammarMatcher) -> None:
         spec = request.spec
         limits, witness = spec.structured, spec.witness
+        if not spec.grammar and spec.tool_names is not None:
+            assert self._grammars is not None
+            decode = self._grammars.load_tokenizer().decode_bytes
+            request.tool_names = ToolNameMatcher(
+                spec.tool_names, constraint, decode, first_position=request.prompt_len, mask_id=request.mask_id
+            )
+            self.scheduler.add(request)
+            return
         if limits is not None and limits.complete and witness is not None and len(witness) <= spec.max_tokens:
             assert self._grammars is not None
             constraint.end = self._grammars.output_end(constraint, witness, limits)

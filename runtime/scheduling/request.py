@@ -17,6 +17,7 @@ from runtime.scheduling.step_plan import FIXED, MASKED, UNMASKED, BlockLogprobs,
 
 if TYPE_CHECKING:
     from runtime.request.engine_messages import FinishReason, RequestSpec
+    from runtime.scheduling.tool_name_matcher import ToolNameMatcher
     from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 # Replaces a top_p of 0. The most probable token of any vocabulary has a higher probability, so only it is allowed.
@@ -137,7 +138,10 @@ class Request:
         may_revise: UNMASKED positions may change, so they are sampled too, and only text of final blocks is stable.
         required_stats: mask of the statistics that the algorithm needs.
         has_stop_tokens: some token ends the output.
-        constraint: grammar matcher of structured output; it has accepted all UNMASKED tokens.
+        constraint: grammar matcher of structured output; it has accepted all UNMASKED tokens. With `tool_names`, those
+            since the start marker of the call whose name is incomplete; None elsewhere.
+        mask_id: token of MASKED positions.
+        tool_names: constrains the names of tool calls; None: it does not, or the grammar of the output does.
         decodes_left_to_right: a grammar or forced tokens fill its masks from left to right, one block at a time.
         soft_embedding_params: None if the algorithm uses no soft embeddings.
         lora_slot: slot of its adapter on the device while it runs, else -1.
@@ -163,6 +167,7 @@ class Request:
         self.spec = spec
         self.arrival_index = arrival_index
         self.status = Status.WAITING
+        self.mask_id = mask_id
         self.prompt_len = len(spec.prompt)
         self.end = self.prompt_len + spec.max_tokens
         self.tokens = np.empty(size, dtype=np.int64)
@@ -210,6 +215,7 @@ class Request:
         )
         self.logprobs = None if spec.logprobs is None else LogprobTable(size, spec.logprobs)
         self.constraint: GrammarMatcher | None = None
+        self.tool_names: ToolNameMatcher | None = None
         self.decodes_left_to_right = bool(spec.grammar) or bool(spec.forced_token_ids)
         self.soft_embedding_params = resolved.soft_embedding_params
 

@@ -251,14 +251,6 @@ SPECIAL_TEXT = (
 )
 
 
-CUT = (
-    "the answer is cut: the shortest one that was found in its format has {} tokens, and it may have {}; allow it "
-    "more tokens"
-)
-NO_END = "the answer is cut: no short answer was found in its format"
-FORCED = "the model did not end this answer itself, but in its format at a limit: {}"
-
-
 class Warned(TypedDict, total=False):
     """Optional field of a response."""
 
@@ -266,20 +258,9 @@ class Warned(TypedDict, total=False):
 
 
 def format_warning(choices: Iterable[CompletionState]) -> Warned:
-    """Returns `warning` if structured output is cut, or did not end where the model wanted."""
-    for choice in choices:
-        spec = choice.spec
-        if spec.structured is None or not spec.structured.complete or choice.finish_reason is None:
-            continue
-        if choice.forced_end:
-            return {"warning": FORCED.format(choice.forced_end)}
-        if choice.finish_reason != "length":
-            continue
-        if spec.witness is None:
-            return {"warning": NO_END}
-        if len(spec.witness) > spec.max_tokens:
-            return {"warning": CUT.format(len(spec.witness), spec.max_tokens)}
-    return {}
+    """Returns the first `warning` of the completions, if one has any."""
+    warning = next(filter(None, (choice.warning for choice in choices)), "")
+    return {"warning": warning} if warning else {}
 
 
 def prompt_warning(

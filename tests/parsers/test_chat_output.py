@@ -43,7 +43,7 @@ RUN = Tool(
         }
     },
 )
-OFFERED = (WEATHER, ADD, RUN)
+OFFERED = (WEATHER, ADD, RUN, Tool("deep", parameters={}), Tool("f", parameters={}))
 
 
 def hermes(name: str, **arguments: Any) -> str:
@@ -281,7 +281,6 @@ def test_arguments_in_quotes_have_the_same_levels() -> None:
         '<|tool_call>call:f{a:<|"|>open}<tool_call|>',
         "<|tool_call>call:f{a:" + "[" * 500 + "]" * 500 + "}<tool_call|>",
         "<|tool_call>call:f{a:1e999}<tool_call|>",
-        "<|tool_call>call:f{a:1 b:2}<tool_call|>",
     ],
 )
 def test_malformed_calls_of_gemma_are_text(text: str) -> None:
@@ -375,6 +374,8 @@ def test_calls_with_unambiguous_mistakes_are_read(
 @pytest.mark.parametrize(
     ("key", "text"),
     [
+        *((key, write("other", text="a")) for key, write in WRITERS.items()),
+        ("hermes", '<tool_call>{"name": "run", "arguments": {}, "name": "other"}</tool_call>'),
         ("hermes", '<tool_call>{"name": "other", "arguments": {"text": "a\nb"}}</tool_call>'),
         ("hermes", "<tool_call>{'name': 'other', 'arguments': {}}</tool_call>"),
         ("qwen3_coder", f"{UNMARKED.replace('run', 'other')}\n</tool_call>"),
@@ -387,7 +388,7 @@ def test_calls_with_unambiguous_mistakes_are_read(
         ("gemma4", f"{UNENDED}}}<tool_call|>"),
     ],
 )
-def test_mistakes_in_calls_of_unknown_tools_and_incomplete_calls_are_text(key: str, text: str) -> None:
+def test_calls_of_tools_that_were_not_offered_and_incomplete_calls_are_text(key: str, text: str) -> None:
     for cuts in ([], list(range(1, len(text)))):
         assert read(text, cuts, key) == {"reasoning": "", "content": text, "calls": []}
 

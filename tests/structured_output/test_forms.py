@@ -96,6 +96,20 @@ def test_an_answer_cut_at_max_tokens_is_a_valid_prefix(llm: LLM) -> None:
     assert (out.text or "").startswith('{"name": "')
 
 
+def test_an_output_says_why_it_is_cut_or_ended_at_a_limit(llm: LLM) -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}, "minItems": 8}
+    for form, expected in ((numbers, "the answer is cut"), ({"minLength": 20}, "did not end this answer")):
+        params = SamplingParams(max_tokens=3, structured_outputs={"json": {"type": "string", **form}})
+        out = llm.generate([CHAT], params)[0]
+        *_, final = llm.stream(CHAT, params)
+        assert expected in out.warning
+        assert (out.warning, out.choices[0].warning) == (final["warning"], final["warning"])
+    free = SamplingParams(max_tokens=3)
+    assert llm.generate([CHAT], free)[0].warning == ""
+    *_, final = llm.stream(CHAT, free)
+    assert "warning" not in final
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import llguidance
@@ -11,7 +13,7 @@ import msgspec
 import pytest
 
 from runtime.engine.engine import Engine
-from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
+from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec, ToolNames
 from runtime.request.structured import grammar_of
 from runtime.scheduling.grammar_queue import GrammarQueue
 from runtime.structured_output.grammar_cache import GrammarCache
@@ -66,10 +68,13 @@ def spec_of(i: int, cache: str, **more: Any) -> RequestSpec:
     )  # fmt: skip
 
 
-def served(engine: Engine, specs: list[RequestSpec], every: int = 0) -> dict[str, tuple[str, str | None, int]]:
+def served(
+    engine: Engine, specs: list[RequestSpec], special: Mapping[int, str] = MappingProxyType({}), every: int = 0
+) -> dict[str, tuple[str, str | None, int]]:
     """Runs the requests and returns text, finish reason and number of forwards of each.
 
     Args:
+        special: Text of special tokens.
         every: A request is preempted every so many steps. 0: none is.
     """
     for spec in specs:
@@ -86,7 +91,7 @@ def served(engine: Engine, specs: list[RequestSpec], every: int = 0) -> dict[str
         if every and steps % every == 0 and running:
             engine.scheduler._preempt(running[-1])
     check_idle(engine)
-    text = {id: b"".join(TOKENS[token] for token in tokens).decode() for id, tokens in ids.items()}
+    text = {id: "".join(special.get(token, TOKENS[token].decode()) for token in tokens) for id, tokens in ids.items()}
     return {id: (text[id], last[id].finish_reason, last[id].nfe) for id in ids}
 
 
@@ -111,6 +116,44 @@ def test_answers_match(name: str, replayed: bool) -> None:
         ]
 
 
+NAMES = "(ab|c)-"  # the rest of a call's name, with what follows it
+MARKS = {"text": ("x", {}), "special": ("[", {12: "["})}
+
+
+@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize(
+    ("name", "replayed"), marked([(name, replayed) for name in SETUPS for replayed in (False, True)], quick=QUICK)
+)
+def test_only_names_of_tools_follow_the_mark_of_a_call(name: str, replayed: bool, mark: str) -> None:
+    """All text up to the first mark, and an answer without a mark, is that of a request without tools."""
+    setup = replace(SETUPS[name], replayed=replayed, buffer=1)
+    opens, special = MARKS[mark]
+    asked = grammar_of({"regex": f"{'(?:x)?' if mark == 'text' else ''}{NAMES}(?s:.*)"}, "tools")
+    names = ToolNames(opens=opens, grammar=asked, special_tokens=special)
+    called = 0
+    for cache in CACHES.get(name, ("none",)):
+        free = [msgspec.structs.replace(spec_of(i, cache), grammar="") for i in range(20)]
+        specs = [msgspec.structs.replace(spec, tool_names=names) for spec in free]
+        expected, together = served(engine_of(setup), free, special), served(engine_of(setup), specs, special)
+        for spec in specs:
+            before, begun, _ = expected[spec.id][0].partition(opens)
+            text = together[spec.id][0]
+            if not begun:
+                assert together[spec.id] == expected[spec.id]
+                continue
+            called += 1
+            assert text.startswith(before + opens)
+            for rest in text.split(opens)[1:]:
+                begins_none = mark == "text" and rest.startswith("y")  # the token "xy" is no beginning of a call
+                cut = any(name.startswith(rest) for name in ("ab-", "c-"))
+                assert re.match(NAMES, rest) or cut or begins_none, (text, expected[spec.id])
+            assert together[spec.id][1] in ("stop", "length")
+        assert served(engine_of(setup), specs, special, every=2) == together
+        alone = [served(engine_of(setup), [spec], special)[spec.id] for spec in specs[:2]]
+        assert alone == [together[spec.id] for spec in specs[:2]]
+    assert called > 3
+
+
 def test_a_grammar_that_no_token_matches_ends_only_its_request() -> None:
     engine = engine_of(SETUPS["multi_bd"])
     odd = grammar_of({"regex": "[ab]{3}é"}, "structured_outputs")
@@ -127,6 +170,14 @@ def test_an_invalid_grammar_ends_only_its_request() -> None:
     got = served(engine, [wrong, spec_of(1, "none")])
     assert got["0"][1] == "error"
     assert got["1"][1] in ("stop", "length")
+
+
+def test_names_that_cannot_be_compiled_leave_the_request_free() -> None:
+    free = msgspec.structs.replace(spec_of(0, "none"), grammar="")
+    named = msgspec.structs.replace(free, tool_names=ToolNames(opens="x", grammar="{}"))
+    setup = SETUPS["nemotron_diffusion"]
+    assert served(engine_of(setup), [named]) == served(engine_of(setup), [free])
+    assert served(make_engine(setup), [named]) == served(make_engine(setup), [free])  # without grammars
 
 
 def test_a_request_that_waits_for_its_grammar_can_be_aborted() -> None:

@@ -18,9 +18,9 @@ from runtime.parsers import formats
 from runtime.parsers.argument_types import with_json_types
 from runtime.parsers.chat_output import ChatOutputParser, ReasoningParser
 from runtime.parsers.formats import NO_ARGUMENTS, Tool
-from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar, part_name
+from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar, part_name, tool_names
 from runtime.parsers.tool_call_parser import ToolCallOptions
-from runtime.request.engine_messages import EngineInfo
+from runtime.request.engine_messages import EngineInfo, ToolNames
 from runtime.request.structured import grammar_of
 from runtime.request.validation import preview, refuse
 from runtime.server.preprocessing.request_body import RequestModel, ToolList, api_field, optional
@@ -382,6 +382,15 @@ class ChatContext:
             mode: CallMode = "only" if tools.required else "or_form" if form else "within"
             constraint = ToolCallConstraint(self._format, tools.callable, mode, tools.single_call, self._any_object)
         return grammar(constraint, form, opened, self._tokenizer.control_id, param), param
+
+    def tool_names(self) -> ToolNames | None:
+        """Returns what constrains the names of calls where no grammar constrains the output; None without tools."""
+        if self._format is None:
+            return None
+        names = [tool.name for _, tool in self._tools.callable]
+        return tool_names(
+            self._format, names, self._reasoning, self._tokenizer.control_id, in_reasoning=self._in_reasoning
+        )
 
     def preamble(self) -> ReasoningParser | None:
         """Returns what finds the reasoning of one answer. None if the model marks none."""

@@ -210,6 +210,7 @@ class RequestSpecBuilder:
             adapter="" if inputs.model in self._context.names else inputs.model,
             pinned_tokens=inputs.pinned_tokens,
             grammar=self.grammar,
+            tool_names=None if self.grammar or inputs.chat is None else inputs.chat.tool_names(),
         )
         return resolve(self._params, inputs.prompts[i], self._info, context)
 

@@ -1,0 +1,124 @@
+"""Constrains the names of tool calls, while all other text of an output is unmasked freely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from runtime.scheduling.step_plan import MASKED, BlockResults
+from runtime.structured_output.grammar_matcher import GrammarMatcher
+
+if TYPE_CHECKING:  # machines for benchmarks do not have msgspec
+    from llguidance import LLMatcher
+
+    from runtime.request.engine_messages import ToolNames
+
+
+class ToolNameMatcher:
+    """Reads the output of one request, and applies a grammar from each start marker of a call to the end of the name.
+
+    A step may unmask a marker together with tokens after it. Those that the grammar allows stay, up to the first mask;
+    the others are masked again before the block is updated, and constrained decoding fills them in the next steps.
+    Requests have one open block at a time, so that no later block depends on these tokens.
+    """
+
+    def __init__(
+        self, names: ToolNames, start: GrammarMatcher, decode: Callable[[list[int]], bytes], *,
+        first_position: int, mask_id: int,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            names: Names and markers.
+            start: Matcher at the start of the grammar.
+            decode: Returns the text of ordinary tokens.
+            first_position: Position of the first token of the output.
+            mask_id: Token of MASKED positions.
+        """
+        self._start = start.matcher
+        self._facts = start.facts
+        self._decode = decode
+        self._special = {token: text.encode() for token, text in names.special_tokens.items()}
+        self._call = names.opens.encode()
+        self._reasoning = None if names.reasoning is None else tuple(mark.encode() for mark in names.reasoning)
+        self._in_reasoning = names.in_reasoning
+        self._may_reason = self._reasoning is not None and not names.in_reasoning  # the output has no text yet
+        self._longest = max(len(mark) for mark in (self._call, *(self._reasoning or ())))
+        self._text = b""  # the end of the text that may be the beginning of a marker
+        self._matcher: LLMatcher | None = None  # has accepted the text since the marker, while a name is incomplete
+        self._mask_id = mask_id
+        self._position = first_position  # tokens before it were read
+
+    def update(
+        self, start: int, size: int, results: BlockResults, i: int, used: GrammarMatcher | None
+    ) -> GrammarMatcher | None:
+        """Reads the new tokens of the block in result `i`, and masks those that cannot be part of a name.
+
+        Args:
+            start: First position of the block.
+            size: Positions of the block.
+            results: Results of a step.
+            i: Index of the block in `results`.
+            used: The matcher of this step; None if its text was free.
+
+        Returns:
+            The matcher of the next step, None if its text is free.
+        """
+        if used is not None and used.error:
+            self._matcher = None  # the parser does not return calls of other names either
+        offset = max(self._position - start, 0)
+        end = min(results.first_masked[i], results.first_eos[i], size)
+        while offset < end and self._accepts(int(results.tokens[i, offset])):
+            offset += 1
+        self._position = max(self._position, start + offset)
+        if self._matcher is None:
+            return None
+        if offset < size:
+            self._mask(results, i, offset, size)
+        return GrammarMatcher(self._matcher.deep_copy(), self._facts)
+
+    def _accepts(self, token: int) -> bool:
+        if self._matcher is None:
+            self._find_marker(token)
+            return True
+        if not self._matcher.try_consume_tokens([token]):
+            return False
+        if self._matcher.is_accepting():  # the name is complete
+            self._matcher = None
+        return True
+
+    def _find_marker(self, token: int) -> None:
+        special = self._special.get(token)
+        self._text += self._decode([token]) if special is None else special
+        if self._may_reason:
+            assert self._reasoning is not None
+            begun = self._text.lstrip()
+            self._in_reasoning = begun.startswith(self._reasoning[0])
+            self._may_reason = not self._in_reasoning and self._reasoning[0].startswith(begun)
+        if self._in_reasoning:
+            assert self._reasoning is not None
+            at = self._text.find(self._reasoning[1])
+            if at >= 0:
+                self._text = self._text[at + len(self._reasoning[1]) :]
+                self._in_reasoning = False
+        at = -1 if self._in_reasoning else self._text.find(self._call)
+        if at >= 0:
+            self._text = self._text[at + len(self._call) :]
+            self._begin_name(token)
+        if not self._may_reason:
+            self._text = self._text[-self._longest :]
+
+    def _begin_name(self, token: int) -> None:
+        """Starts the grammar after a marker, whose last token may also have the text after it."""
+        matcher = self._start.deep_copy()
+        if not self._text or matcher.try_consume_tokens([token]):
+            self._matcher, self._text = matcher, b""
+
+    def _mask(self, results: BlockResults, i: int, offset: int, size: int) -> None:
+        """Masks the positions of a block of `size` from `offset` on, before which none is MASKED."""
+        results.tokens[i, offset:size] = self._mask_id
+        results.state[i, offset:size] = MASKED
+        results.masks[i] = size - offset
+        results.first_masked[i] = offset
+        results.finished[i] = False
+        if results.first_eos[i] >= offset:
+            results.first_eos[i] = results.tokens.shape[1]
