@@ -242,8 +242,8 @@ class WitnessSearch:
                 yield self._longest(letters)  # a text may have a minimum length
         else:
             order = self._closing[groups]
-            # A minus makes a number longer. In a fraction, zeros alone may be too little.
-            order[groups == (_MINUS if counts[_MINUS] else _ZERO)] = -1
+            if counts[_ZERO]:  # of a number: a minus makes it longer, and in a fraction zeros alone may be too little
+                order[groups == (_MINUS if counts[_MINUS] else _ZERO)] = -1
             groups = groups[np.lexsort((shares, -order))]
         for group in groups:
             same = allowed[self._first[allowed] == group]
