@@ -1,7 +1,5 @@
 """Counts function calls, so that tests can check how a function's cost grows with its input on any machine."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

@@ -1,7 +1,5 @@
 """Tests of the `unmask` command: its subcommands and the arguments that it passes to them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

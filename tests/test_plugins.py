@@ -1,7 +1,5 @@
 """Tests of plugins: every process loads them, and errors name the file and the fix."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Tests of the sampler, the unmasking algorithms and draws on random logits against the oracle, block by block."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests that every tool refuses unusual arguments and sizes with one sentence, on a host without a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

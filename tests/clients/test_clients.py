@@ -1,7 +1,5 @@
 """Runs real clients against the demo server: `make clients` builds an environment for each, and runs its checks."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Test of reading the API server's audit log while it is written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The oracle's `Shape` and `Params` describe the settings of the server and the parameters of a request.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Hypothesis strategies for servers, requests and schedules."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 

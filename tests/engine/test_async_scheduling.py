@@ -1,7 +1,5 @@
 """Tests of async scheduling: the next forward is launched before output processing if its layout cannot change."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from types import SimpleNamespace

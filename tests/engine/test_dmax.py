@@ -1,7 +1,5 @@
 """Tests of soft embeddings in dmax, in addition to test_oracle.py and test_strategies.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from runtime.scheduling.step_plan import UNMASKED, StepPlan

@@ -1,7 +1,5 @@
 """Tests of fairness between tenants and groups (request_queue.py): admission, slots, pages and step time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any

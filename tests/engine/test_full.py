@@ -1,7 +1,5 @@
 """Tests of `full`: the rows that each cache mode forwards, the cost of a preemption, and models that use it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tests of the invariants 5 to 7 of every strategy (docs/research/decoding-rules.md#invariants), with their numbers."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from typing import Any

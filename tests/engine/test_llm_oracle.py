@@ -1,7 +1,5 @@
 """Tests of real weights in float64, loaded through the Python API, against the oracle."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path

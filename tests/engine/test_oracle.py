@@ -5,8 +5,6 @@ docs/research/decoding-rules.md#invariants: `Run` compares cached K/V and the ac
 the trace of every request at the end.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Tests of invalid input of every family, strategy and algorithm."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

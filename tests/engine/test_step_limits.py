@@ -1,7 +1,5 @@
 """Tests of limits on the work per step that a client can cause."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of single strategies and algorithms in addition to test_oracle.py: preemptions at any step, and histories."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ The interpreter (small shapes, CPU) and the GPU suite (realistic shapes) share t
 on inputs rounded to the kernel's dtype.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests of soft embeddings against their definition in Python (docs/research/decoding-rules.md#soft-embeddings)."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs a model that commits tokens causally and denoises a canvas, for several sequences over one KV pool."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

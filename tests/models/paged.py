@@ -1,7 +1,5 @@
 """Runs a model as the server does: pages in random order, and chunks of several sequences in one forward."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests of LLaDA2 with dmax: published block states, and defaults."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of the checkpoints and configs that transformers 4 and 5 write: families read both, refuse contradictions."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Any device, attention implementation and KV layout can be selected. This module 
 tests can use it.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -17,8 +17,6 @@ Details of the rules that oracle and engine interpret in the same way, in additi
     with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

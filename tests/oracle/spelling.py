@@ -1,7 +1,5 @@
 """Fields of config.json and tensor names per model family, and the config of transformers for the same model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random LLaDA2 checkpoints small enough for property tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

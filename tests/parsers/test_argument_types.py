@@ -1,7 +1,5 @@
 """Tests of the values that are read from text by the schema of an argument."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests that the parts of an answer do not depend on how its text is split, and that malformed calls are text."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

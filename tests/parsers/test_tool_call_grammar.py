@@ -1,7 +1,5 @@
 """Tests that grammars of tool calls accept calls and nothing else, as llguidance applies them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chat, structured output, tools, gaps, and the comparison of two settings."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

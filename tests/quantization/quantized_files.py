@@ -3,8 +3,6 @@
 The source is an unquantized checkpoint. Nothing of the runtime is used.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of request fields under ``decoding`` and of dlmserve's names for them: precedence, and refusals by path."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Tests that types, checks, schema and flags agree with the single declaration of each request field."""
 
-from __future__ import annotations
-
 import types
 import typing
 from collections.abc import Mapping, Sequence

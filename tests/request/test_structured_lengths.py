@@ -1,7 +1,5 @@
 """Tests that the length of a constraint on the answer is checked before the constraint is processed."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

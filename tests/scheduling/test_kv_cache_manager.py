@@ -1,7 +1,5 @@
 """Tests of the prefix cache: hashes of page groups, salts, and reuse by requests with equal beginnings."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

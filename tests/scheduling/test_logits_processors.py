@@ -1,7 +1,5 @@
 """Tests of logits processors and of min-p, in batches with other requests and on a sharded vocabulary."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

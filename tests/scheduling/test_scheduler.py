@@ -1,7 +1,5 @@
 """Tests of the requests and rows that the scheduler selects for each step, on small engines."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

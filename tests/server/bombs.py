@@ -1,7 +1,5 @@
 """Request bodies just over the limits on their shape, and the largest that these allow."""
 
-from __future__ import annotations
-
 from runtime.server.preprocessing.request_body import (
     MAX_BODY,
     MAX_CONTAINERS,

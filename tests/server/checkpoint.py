@@ -1,7 +1,5 @@
 """A tiny random LLaDA2 checkpoint with a byte-level tokenizer, written without torch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The chat APIs behind one interface: requests with scripted answers, and the answers as clients read them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, NamedTuple
 

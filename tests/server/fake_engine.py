@@ -12,8 +12,6 @@ Salts:
 Loading waits at 50% for the file at the path in `LOAD_VARIABLE`.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

@@ -5,8 +5,6 @@ same way. `serving` of the harness starts servers by this module. A test of a li
 `serving(limits={...})`.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

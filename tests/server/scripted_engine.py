@@ -4,8 +4,6 @@ Tokens become stable in runs of random lengths, drawn from the request's seed. S
 special ids.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Acceptors take all pending connections in a few iterations of the event loop, and share a listener fairly."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

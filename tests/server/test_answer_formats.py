@@ -1,7 +1,5 @@
 """Tests of `response_format` and its aliases: a schema is enforced in every notation, and unknown keys are reported."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Answers with text, reasoning and tool calls on each chat API, complete and streamed, with scripted answers."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of clients that disconnect or read slowly: requests are aborted, pages are freed, and others are served."""
 
-from __future__ import annotations
-
 import json
 import socket
 

@@ -1,7 +1,5 @@
 """Tests of many connections at once: which are evicted, what probe slots serve, how much memory all may hold."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

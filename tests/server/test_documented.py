@@ -1,7 +1,5 @@
 """Tests that real answers and events match the OpenAPI document: every field is documented, none is missing."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """What clients send beyond the API: fields without effect or unknown, integers as floats, limits beyond the model."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of invalid input: each request gets its status and the name of the field, and 200 others are unaffected."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

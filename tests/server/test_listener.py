@@ -1,7 +1,5 @@
 """Tests of the listening socket: its default, its address families, the logged URL, and the addresses of clients."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Tests with valid and invalid requests generated from the OpenAPI document: only documented statuses and answers."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

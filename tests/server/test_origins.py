@@ -1,7 +1,5 @@
 """Tests that a server without keys refuses pages of other origins and serves clients that are no browsers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests that the log of refused requests has the field and a length, and no text of the client."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Invalid requests are refused with the name of the field, on every route."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

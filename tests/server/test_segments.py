@@ -1,7 +1,5 @@
 """Tests that requests, answers and their order do not depend on how the bytes are split into segments."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Tests of limits on the shape of a body, which refuse costly bodies before they are parsed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """A server that cannot start ends with one sentence, in the format of its log, whatever the cause."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Tests of structured output over HTTP, on the shipped demo: ``openai`` client, streams, refusals, other requests."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

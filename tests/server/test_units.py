@@ -1,7 +1,5 @@
 """Unit tests without processes: messages, bodies, metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import subprocess

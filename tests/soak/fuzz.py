@@ -5,8 +5,6 @@ at the end. It is not 0 either if the memory of a process (its anonymous PSS) gr
 end 20 MB or more above its maximum in the first half. Caches and compiled code fill in the first half.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import collections

@@ -1,7 +1,5 @@
 """Random requests whose answers are checked: structured output, complete calls, logprobs, equal streams."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

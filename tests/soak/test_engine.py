@@ -1,7 +1,5 @@
 """Sends thousands of random requests to one engine: `pytest -m slow tests/soak/test_engine.py` (some minutes)."""
 
-from __future__ import annotations
-
 import random
 
 import psutil

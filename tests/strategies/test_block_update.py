@@ -1,7 +1,5 @@
 """Tests of the division of a total of denoising steps between the blocks of an answer."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Random JSON schemas with many keywords and dialects, and values that nearly match them."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

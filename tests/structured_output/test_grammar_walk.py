@@ -1,7 +1,5 @@
 """Tests of constrained decoding against a naive decoder."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

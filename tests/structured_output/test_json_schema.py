@@ -1,7 +1,5 @@
 """Tests of schema rewriting: another library compares the schemas, and unsupported keywords are refused by name."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Tests of witnesses: answers end in their format within `max_tokens`, and do not repeat themselves forever."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """A hundred parameter schemas of tools, in the style of widely used agents and tool servers."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

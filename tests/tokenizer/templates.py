@@ -1,8 +1,6 @@
 """Chat templates with the constructs of the documented families' templates, and a rendering by transformers."""
 
 # ruff: noqa: E501 (a line break in a template is part of it)
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

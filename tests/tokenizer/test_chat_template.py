@@ -1,7 +1,5 @@
 """Tests that chat templates render as in transformers, with all arguments of its filters, and of their limits."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Tests that only regular files inside a checkpoint are read, so it cannot disclose other files of the server."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

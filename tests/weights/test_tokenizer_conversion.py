@@ -1,7 +1,5 @@
 """Tests of checkpoints without tokenizer.json: ids of converted tokenizers, the cache, limits and messages."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

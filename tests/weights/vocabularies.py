@@ -1,7 +1,5 @@
 """Builds tokenizers in their published formats, with an independent encoder for each format."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import io

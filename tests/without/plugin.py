@@ -3,8 +3,6 @@
 It also deselects the tests whose ids another file lists.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

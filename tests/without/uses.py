@@ -3,8 +3,6 @@
 A later run without an entry needs to execute only the tests that use it.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Compares answers of replayed CUDA graphs with those of eager steps, for every family, strategy and algorithm."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Tests of the CUDA graph runner: padding, captured sizes, and captures at start and between steps."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from itertools import pairwise
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Tests of the input builder, which reuses the layout of the previous plan."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

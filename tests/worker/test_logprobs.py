@@ -1,7 +1,5 @@
 """Tests of the log-probabilities of forced tokens. Random schedules of the engine tests cover those of answers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests of the model runner: chunks of head and sampling, warm-up, and the fused argmax."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
