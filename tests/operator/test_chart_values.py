@@ -68,28 +68,16 @@ EFFECTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"podLabels": {"a": "b"}, "commonLabels": LABELS}, {"NetworkPolicy spec podSelector matchLabels": SELECTOR}),
     ({"podAnnotations": {"a": "b"}}, {"Deployment spec template metadata annotations": {"a": "b", **SAFE}}),
     ({"deploymentAnnotations": {"a": "b"}}, {"Deployment metadata annotations": {"a": "b"}}),
-    (
-        {"podSecurityContext": {"fsGroup": 1, "seccompProfile": None}},
-        {"pod securityContext": {"runAsNonRoot": True, "fsGroup": 1}},
-    ),
+    ({"podSecurityContext": {"fsGroup": 1, "seccompProfile": None}},
+     {"pod securityContext": {"runAsNonRoot": True, "fsGroup": 1}}),
     ({"podSecurityContext": {"runAsNonRoot": None, "seccompProfile": None}}, {"pod securityContext": {}}),
-    (
-        {"securityContext": {"runAsUser": 1000, "capabilities": None}},
-        {"main securityContext": {**CONTEXT, "runAsUser": 1000}},
-    ),
+    ({"securityContext": {"runAsUser": 1000, "capabilities": None}},
+     {"main securityContext": {**CONTEXT, "runAsUser": 1000}}),
     ({}, {"main image": f"registry.example/team/unmask-operator:{VERSION}"}),
-    (
-        {"global__imageRegistry": "localhost/a", "image__tag": "x", "image__digest": DIGEST},
-        {"main image": f"localhost/a/unmask-operator:x@{DIGEST}"},
-    ),
-    (
-        {
-            "global__imageRegistry": "",
-            "image__repository": "host:5000/op",
-            "engine__image__repository": "ghcr.example/r",
-        },
-        {"main image": f"host:5000/op:{VERSION}"},
-    ),
+    ({"global__imageRegistry": "localhost/a", "image__tag": "x", "image__digest": DIGEST},
+     {"main image": f"localhost/a/unmask-operator:x@{DIGEST}"}),
+    ({"global__imageRegistry": "", "image__repository": "host:5000/op", "engine__image__repository": "ghcr.example/r"},
+     {"main image": f"host:5000/op:{VERSION}"}),
     ({"extraEnvFrom": [{"secretRef": {"name": "proxy"}}]}, {"main envFrom": [{"secretRef": {"name": "proxy"}}]}),
     ({"nodeSelector": {"pool": "system"}}, {"pod nodeSelector": {**LINUX, "pool": "system"}}),
     ({"nodeSelector": NO_OS}, {"pod nodeSelector": None}),
@@ -100,22 +88,16 @@ EFFECTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"Service spec ipFamilyPolicy": None, "Service spec ipFamilies": None, "pod imagePullSecrets": None}),
     (POD, {f"pod {name}": value for name, value in POD.items()}),
     ({"imagePullSecrets": ["a", {"name": "b"}]}, {"pod imagePullSecrets": [{"name": "a"}, {"name": "b"}]}),
-    (
-        {"global__imagePullSecrets": ["a", "b"], "imagePullSecrets": ["b"]},
-        {"pod imagePullSecrets": [{"name": "a"}, {"name": "b"}]},
-    ),
-    (
-        {"topologySpreadConstraints": [ZONE, OWN]},
-        {"pod topologySpreadConstraints": [{**ZONE, "labelSelector": {"matchLabels": SELECTOR}}, OWN]},
-    ),
+    ({"global__imagePullSecrets": ["a", "b"], "imagePullSecrets": ["b"]},
+     {"pod imagePullSecrets": [{"name": "a"}, {"name": "b"}]}),
+    ({"topologySpreadConstraints": [ZONE, OWN]},
+     {"pod topologySpreadConstraints": [{**ZONE, "labelSelector": {"matchLabels": SELECTOR}}, OWN]}),
     ({"topologySpreadConstraints": []}, {"pod topologySpreadConstraints": None}),
     ({"nameOverride": "inference"}, {"Deployment metadata name": "unmask-operator-inference"}),
     ({"nameOverride": "inference"}, {"Deployment spec selector matchLabels": OWN_NAME}),
-    (
-        {"monitoring__dashboard": {"enabled": True, "labels": {"grafana_dashboard": None}}},
-        {"ConfigMap metadata labels grafana_dashboard": None},
-    ),
-]
+    ({"monitoring__dashboard": {"enabled": True, "labels": {"grafana_dashboard": None}}},
+     {"ConfigMap metadata labels grafana_dashboard": None}),
+]  # fmt: skip
 
 
 def at(objects: list[Any], path: str) -> Any:

@@ -127,12 +127,10 @@ def starting(state):
         (ready(2 * 86400), DAYS, 0, 0),
         (starting("creating"), 4200, 0, 4200),
         (starting("creating"), 4201, 0, 0),  # beyond the progress deadline
-        *(
-            (recorded(state), 90, 0, 0)
-            for state in ("unschedulable_gpu", "crash_loop", "evicted", "image_pull", "secret_missing", "oom_killed")
-        ),
+        *((recorded(state), 90, 0, 0)
+          for state in ("unschedulable_gpu", "crash_loop", "evicted", "image_pull", "secret_missing", "oom_killed")),
         ({"metadata": {"name": "foreign"}, "spec": {"nodeName": "n", "containers": []}}, 0, 0, 0),
     ],
-)
+)  # fmt: skip
 def test_the_load_time_of_a_pod_is_read_from_its_status(found, after, reported, seconds):
     assert load_seconds(found, SCHEDULED + timedelta(seconds=after), reported) == seconds

@@ -40,10 +40,8 @@ SAME: list[tuple[Any, Any]] = [
     *(({member: {}}, NOTHING) for member in ("data", "annotations", "matchLabels", "nodeSelector", "limits")),
     ({"from": []}, NOTHING),
     ({"podSelector": {"matchLabels": {}}}, {"podSelector": {}}),
-    (
-        {"podSelector": {"matchExpressions": [{**EXISTS, "values": []}]}},
-        {"podSelector": {"matchExpressions": [EXISTS]}},
-    ),
+    ({"podSelector": {"matchExpressions": [{**EXISTS, "values": []}]}},
+     {"podSelector": {"matchExpressions": [EXISTS]}}),
     ({"from": [PEER], "selector": {"a": "b"}}, {"from": [copy.deepcopy(PEER)], "selector": {"a": "b"}}),
     # empty values that it replaces by a default
     ({"x": {"protocol": "", "path": ""}}, {"x": {"protocol": "TCP", "path": "/"}}),
@@ -56,7 +54,7 @@ SAME: list[tuple[Any, Any]] = [
     (limit(CPU, 0.0001), limit(CPU, "1m")),
     (limit(CPU, "9999999999Ei"), limit(CPU, str(2**63 - 1))),
     ({"sizeLimit": "0.1n"}, {"sizeLimit": "1n"}),
-]
+]  # fmt: skip
 DIFFERENT: list[tuple[Any, Any]] = [
     ({"containers": [{"name": "a", "x": 1}]}, {"containers": [{"name": "a", "x": 2}]}),
     ({"ingress": [RULE]}, {"ingress": [RULE, {}]}),
@@ -79,10 +77,8 @@ DIFFERENT: list[tuple[Any, Any]] = [
     ({"from": [PEER]}, {"from": [PEER, {"namespaceSelector": {}}]}),
     ({"from": [PEER]}, {"from": [{**PEER, "namespaceSelector": {}}]}),
     ({"selector": {"a": "b"}}, {"selector": {"a": "b", "c": "d"}}),
-    *(
-        ({"podSelector": {"matchLabels": one} if one else {}}, {"podSelector": PEER["podSelector"]})
-        for one in ({}, None)
-    ),
+    *(({"podSelector": {"matchLabels": one} if one else {}}, {"podSelector": PEER["podSelector"]})
+      for one in ({}, None)),
     ({"namespaceSelector": {"matchExpressions": [EXISTS]}}, {"namespaceSelector": {}}),
     # quantities, only in their members, and out of range
     (limit(CPU, 2), limit(CPU, "2001m")),
@@ -91,7 +87,7 @@ DIFFERENT: list[tuple[Any, Any]] = [
     ({"env": [{"name": "A", "value": "1000m"}]}, {"env": [{"name": "A", "value": "1"}]}),
     *((limit("memory", text), limit("memory", "4Gi")) for text in ("1e9999999", "9.5E+99999999", "1e-9999999")),
     *((limit("memory", "4Gi"), limit("memory", text)) for text in ("1e9999999", "x")),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("desired", "live"), SAME, ids=str)

@@ -129,20 +129,12 @@ def test_a_pod_without_a_valid_answer_keeps_its_last_progress(bad):
         # immediately when it gets Ready
         ([*[SILENT] * 3, started(model_revision=COMMIT)], [OF_HUB] * 6 + [LOADED] * 3, [0, 5, 15, 30]),
         # adapters: until the pod follows the list, then rarely; failed ones as often as the pod retries
-        (
-            [
-                serving(),
-                serving(legal="loading"),
-                serving(legal="ready hf://a/before", chess="ready"),
-                *[serving(legal="ready", chess="ready")] * 2,
-            ],
-            [SERVES] * 300,
-            [0, 5, 10, 15, 15 + 1200],
-        ),
+        ([serving(), serving(legal="loading"), serving(legal="ready hf://a/before", chess="ready"),
+          *[serving(legal="ready", chess="ready")] * 2], [SERVES] * 300, [0, 5, 10, 15, 15 + 1200]),
         ([serving(legal="failed", chess="ready")] * 4, [SERVES] * 20, [0, 30, 60, 90]),
         ([], [{**SERVES, "spec": {"containers": []}}] * 4, []),
     ],
-)
+)  # fmt: skip
 def test_pods_are_polled_while_they_may_report_something_new(answers, pods, asked):
     assert Polls(answers, pods).asked == asked
 

@@ -116,10 +116,8 @@ RULES: list[tuple[Obj, Obj]] = [
     ({"model": CLAIM}, {"pod volumes model persistentVolumeClaim": {"claimName": "models"}}),
     ({"model": CLAIM}, {"main volumeMounts /mnt/model": {**MODEL, "readOnly": True}}),
     ({"model": CLAIM}, {"main args --model": "/mnt/model/llada/2"}),
-    (
-        {"podTemplate": {"spec": {"topologySpreadConstraints": None}, "metadata": None}},
-        {"pod topologySpreadConstraints": None},
-    ),
+    ({"podTemplate": {"spec": {"topologySpreadConstraints": None}, "metadata": None}},
+     {"pod topologySpreadConstraints": None}),
     # variables; those of the pod template are for older images
     ({}, {"main env HF_TOKEN": None, "main env UNMASK_HOST": None, "pod volumes trust": None}),
     (main(env=[{"name": "UNMASK_HOST", "value": "::"}]), {"main env UNMASK_HOST value": "::"}),
@@ -139,19 +137,15 @@ RULES: list[tuple[Obj, Obj]] = [
     ({"monitoring": {"podMonitor": {"labels": {"a": "b"}}}}, {"PodMonitor metadata labels a": "b"}),
     ({"monitoring": {"podMonitor": {"interval": "9s"}}}, {"PodMonitor spec podMetricsEndpoints": [METRICS]}),
     ({}, {f"Service spec {field}": None for field in OPTIONAL}),
-    (
-        {"service": {"type": "LoadBalancer", **OPTIONAL}},
-        {f"Service spec {field}": value for field, value in OPTIONAL.items()},
-    ),
+    ({"service": {"type": "LoadBalancer", **OPTIONAL}},
+     {f"Service spec {field}": value for field, value in OPTIONAL.items()}),
     # labels and annotations of a section override the common ones
     (COMMON, {"Deployment metadata labels team": "a", "Deployment metadata annotations owner": "a"}),
     (COMMON | {"service": {"annotations": OWNER}}, {"Service metadata annotations": OWNER}),
     (COMMON | {"serviceAccount": {"annotations": OWNER}}, {"ServiceAccount metadata annotations": OWNER}),
     (COMMON | {"monitoring": {"podMonitor": {"labels": {"team": "b"}}}}, {"PodMonitor metadata labels team": "b"}),
-    (
-        COMMON | {"podTemplate": {"metadata": {"labels": {"team": "b"}, "annotations": {"owner": None}}}},
-        {f"Deployment spec template metadata {path}": value for path, value in OF_PODS.items()},
-    ),
+    (COMMON | {"podTemplate": {"metadata": {"labels": {"team": "b"}, "annotations": {"owner": None}}}},
+     {f"Deployment spec template metadata {path}": value for path, value in OF_PODS.items()}),
     # ServiceAccount: the alias and the name of the pod template
     ({}, {"pod serviceAccountName": "demo-engine"}),
     (patch(serviceAccountName="other"), {"pod serviceAccountName": "other"}),
@@ -160,7 +154,7 @@ RULES: list[tuple[Obj, Obj]] = [
     (patch(serviceAccountName=None), {"pod serviceAccountName": "default"}),
     (patch(serviceAccountName=""), {"pod serviceAccountName": "default"}),
     (patch(serviceAccount=None), {"pod serviceAccountName": "demo-engine"}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("spec", "expected"), RULES, ids=lambda value: json.dumps(value)[:70])
@@ -259,15 +253,11 @@ REMOVED = {"tolerations": None, "nodeSelector": {"zone": None}}
         (GPU_NODES, {}, None, LINUX),
         (EMPTY, {"gpu": {}}, None, LINUX),
         (replace(EMPTY, engine_node_selector={}), {"gpu": {}}, None, None),
-        (
-            GPU_NODES,
-            {"gpu": {}, "podTemplate": {"spec": MERGED}},
-            [TAINTED, OWN],
-            LINUX | {"pool": "gpu", "zone": "b", "disk": "ssd"},
-        ),
+        (GPU_NODES, {"gpu": {}, "podTemplate": {"spec": MERGED}}, [TAINTED, OWN],
+         LINUX | {"pool": "gpu", "zone": "b", "disk": "ssd"}),
         (GPU_NODES, {"gpu": {}, "podTemplate": {"spec": REMOVED}}, None, LINUX | {"pool": "gpu"}),
     ],
-)
+)  # fmt: skip
 def test_engines_with_gpus_get_the_tolerations_and_node_selector(
     settings: Settings, spec: Obj, tolerations: object, selector: object
 ) -> None:
