@@ -65,40 +65,24 @@ OTHER_FLAGS = {
     "pytest": {"--hypothesis-profile", "--timeout"},
     "tests": {"--all", "--list", "--uses", "--write", "--repeat", "--passes", "--jobs"},  # tools in tests/
     "docker": {"--gpus", "--name", "--rm", "--volume"},
-    "helm": {
-        *("--create-namespace", "--kube-version", "--namespace", "--reset-then-reuse-values", "--set"),
-        *("--show-only", "--take-ownership", "--wait"),
-    },
-    "kubectl": {
-        *("--all", "--cascade", "--for", "--from-literal", "--overwrite", "--prefix", "--previous"),
-        *("--replicas", "--server-side", "--tail", "--type", "--watch"),
-    },
-    "Diffulex": {
-        *("--auto-max-nfe-tpf-floor", "--auto-max-nfe-warmup-steps", "--deepep-mode", "--moe-dispatcher-backend"),
-        *("--deepep-num-max-dispatch-tokens-per-rank", "--moe-gemm-impl", "--moe-topk-impl"),
-    },
-    "vLLM": {
-        *(
-            "--enable-auto-tool-choice",
-            "--enable-lora",
-            "--lora-modules",
-            "--max-num-seqs",
-            "--no-enable-prefix-caching",
-        ),
-        "--trust-remote-code",
-    },
-    "SGLang": {
-        *("--chunked-prefill-size", "--context-length", "--disable-cuda-graph", "--disable-radix-cache", "--dp-size"),
-        *("--disable-decode-cuda-graph", "--disable-prefill-cuda-graph", "--enable-lora", "--max-queued-requests"),
-        *("--lora-paths", "--max-loras-per-batch", "--max-running-requests", "--mem-fraction-static", "--model-path"),
-        "--tp-size",
-    },
+    "helm": {"--create-namespace", "--kube-version", "--namespace", "--reset-then-reuse-values", "--set", "--show-only",
+             "--take-ownership", "--wait"},
+    "kubectl": {"--all", "--cascade", "--for", "--from-literal", "--overwrite", "--prefix", "--previous", "--replicas",
+                "--server-side", "--tail", "--type", "--watch"},
+    "Diffulex": {"--auto-max-nfe-tpf-floor", "--auto-max-nfe-warmup-steps", "--deepep-mode", "--moe-dispatcher-backend",
+                 "--deepep-num-max-dispatch-tokens-per-rank", "--moe-gemm-impl", "--moe-topk-impl"},
+    "vLLM": {"--enable-auto-tool-choice", "--enable-lora", "--lora-modules", "--max-num-seqs",
+             "--no-enable-prefix-caching", "--trust-remote-code"},
+    "SGLang": {"--chunked-prefill-size", "--context-length", "--disable-cuda-graph", "--disable-radix-cache",
+               "--dp-size", "--disable-decode-cuda-graph", "--disable-prefill-cuda-graph", "--enable-lora",
+               "--max-queued-requests", "--lora-paths", "--max-loras-per-batch", "--max-running-requests",
+               "--mem-fraction-static", "--model-path", "--tp-size"},
     "pip": {"--no-deps", "--require-hashes"},
     "uv": {"--torch-backend"},
     "velero": {"--include-namespaces", "--selector"},
     "openapi-python-client": {"--url"},
     "placeholders": {"--flag"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -112,15 +112,13 @@ def test_a_server_with_several_processes_and_ranks_loads_a_plugin_in_each(best_f
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (
-            'from runtime.strategies.registry import register_strategy\nregister_strategy("multi_bd")(object)',
-            "decoding strategy 'multi_bd' is registered twice; choose a key that is not taken",
-        ),
+        ('from runtime.strategies.registry import register_strategy\nregister_strategy("multi_bd")(object)',
+         "decoding strategy 'multi_bd' is registered twice; choose a key that is not taken"),
         (f"{STRATEGY}\nundefined", "line 7 raised NameError: name 'undefined' is not defined; correct the file"),
         ("\n\ndef f(:\n", "line 3 raised SyntaxError: "),
     ],
     ids=["key that exists", "exception", "syntax error"],
-)
+)  # fmt: skip
 def test_a_plugin_that_cannot_be_loaded_is_named_with_the_cause(
     write: Callable[[str], Path], source: str, message: str
 ) -> None:

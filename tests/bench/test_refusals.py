@@ -166,10 +166,8 @@ def test_unusual_arguments_end_with_a_sentence(
                     "use a machine with a GPU, or choose a smaller --arch"))
             for line in ("start --arch llada2-mini", "serve --arch llada2-mini --random-weights")
         ),
-        *(
-            (f"{line} --server-args --device cuda", ("--server-args --device cuda: no GPU is usable: ",))
-            for line in ("start --arch llada2-mini", "serve --arch llada2-mini --random-weights")
-        ),
+        *((f"{line} --server-args --device cuda", ("--server-args --device cuda: no GPU is usable: ",))
+          for line in ("start --arch llada2-mini", "serve --arch llada2-mini --random-weights")),
     ],
 )  # fmt: skip
 def test_weights_that_do_not_fit_are_not_created(

@@ -36,24 +36,13 @@ OUTSIDE = {
 # Modules that import each other's types. Nothing else may be added to these.
 TYPE_CIRCLES = {
     "runtime": {
-        frozenset(
-            f"runtime.server.{name}"
-            for name in (
-                "context",
-                "engine_client.generation_job",
-                "http_responses",
-                "middleware.tracing",
-                "openai.logprobs",
-                "openai.protocol",
-                "openai.tools",
-                "openapi",
-                "preprocessing.preprocessor",
-                "preprocessing.request_specs",
-            )
-        )
+        frozenset(f"runtime.server.{name}"
+                  for name in ("context", "engine_client.generation_job", "http_responses", "middleware.tracing",
+                               "openai.logprobs", "openai.protocol", "openai.tools", "openapi",
+                               "preprocessing.preprocessor", "preprocessing.request_specs"))
     },
     "unmask_operator": set(),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

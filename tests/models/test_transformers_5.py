@@ -300,10 +300,8 @@ def tiny(tmp_path: Path) -> Callable[[dict[str, Tensor]], Path]:
 
 LAYER = "model.layers.1.mlp.experts."
 BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
-    "gates fused twice": (
-        lambda t: t.update({LAYER + "gate_proj": torch.ones(4, 8, 16)}),
-        f"tensors '{LAYER}gate_up_proj' and '{LAYER}gate_proj' hold the same weights; remove one",
-    ),
+    "gates fused twice": (lambda t: t.update({LAYER + "gate_proj": torch.ones(4, 8, 16)}),
+                          f"tensors '{LAYER}gate_up_proj' and '{LAYER}gate_proj' hold the same weights; remove one"),
     "an expert of its own too": (
         lambda t: t.update({LAYER + "2.up_proj.weight": torch.ones(8, 16)}),
         f"1 unknown: '{LAYER}2.up_proj.weight'",
@@ -313,7 +311,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
         f"{LAYER}gate_up_proj is [4, 16, 12], not [4, 16, 16]",
     ),
     "no down": (lambda t: t.pop(LAYER + "down_proj"), f"4 missing: '{LAYER}0.down_proj.weight'"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BROKEN)

@@ -103,19 +103,10 @@ _NEMOTRON = {
     "mlp_bias": False,
     "dlm_paradigm": "bidirectional",
     "attn_implementation": "sdpa",
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 8.0,
-        "original_max_position_embeddings": 16,
-        "beta_fast": 4.0,
-        "beta_slow": 1.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "llama_4_scaling_beta": 0.1,
-    },
-}
+    "rope_parameters": {"rope_type": "yarn", "type": "yarn", "rope_theta": 10000.0, "factor": 8.0,
+                        "original_max_position_embeddings": 16, "beta_fast": 4.0, "beta_slow": 1.0, "mscale": 1.0,
+                        "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+}  # fmt: skip
 _LLADA_NAMES = (
     ("model.embed_tokens", "model.transformer.wte"),
     ("model.layers.", "model.transformer.blocks."),
@@ -137,24 +128,19 @@ KINDS: dict[str, Kind] = {
     "stable_diffcoder": Kind(_model_type("llama", "StableDiffcoderForCausalLM"), "Llama"),
     "dream": _DREAM,
     "diffucoder": Kind(_DREAM.model_type, "Qwen2", config_fields=_BARE, needs_model_name=True),
-    "diffullama": Kind(
-        _model_type("llama", "LlamaForCausalLM"), "Llama",
-        config_fields={"block_size": None, "bos_token_id": 1}, needs_model_name=True,
-    ),
+    "diffullama": Kind(_model_type("llama", "LlamaForCausalLM"), "Llama",
+                       config_fields={"block_size": None, "bos_token_id": 1}, needs_model_name=True),
     "illada": Kind(
         _model_type("illada", "ILLaDAForCausalLM"), "Llama", golden=False,
         config_fields={"tie_word_embeddings": True, "layer_norm_eps": None, "block_size": None, "mask_token_id": None},
     ),
     "llada": Kind(_model_type("llada", "LLaDAModelLM"), "Llama", tensor_names=_LLADA_NAMES),
     "llada_moe": Kind(_model_type("llada", "LLaDAMoEModelLM"), "Qwen3Moe", qk_norm=True, config_fields=_LLADA_MOE),
-    "fast_dllm_v2": Kind(
-        _model_type("Fast_dLLM_Qwen", "Fast_dLLM_QwenForCausalLM"), "Qwen2",
-        config_fields=_BARE | {"bd_size": 4, "mask_token_id": None},
-    ),
-    "nemotron_diffusion": Kind(
-        _model_type("nemotron_labs_diffusion", "NemotronLabsDiffusionModel"), "Ministral3", golden=False,
-        config_fields=_NEMOTRON, tensor_names=(("lm_head", "diffusion_head"), ("model.", "encoder.")),
-    ),
+    "fast_dllm_v2": Kind(_model_type("Fast_dLLM_Qwen", "Fast_dLLM_QwenForCausalLM"), "Qwen2",
+                         config_fields=_BARE | {"bd_size": 4, "mask_token_id": None}),
+    "nemotron_diffusion": Kind(_model_type("nemotron_labs_diffusion", "NemotronLabsDiffusionModel"), "Ministral3",
+                               golden=False, config_fields=_NEMOTRON,
+                               tensor_names=(("lm_head", "diffusion_head"), ("model.", "encoder."))),
 }  # fmt: skip
 MODEL_TYPES = {
     "Llama": "llama",

@@ -12,26 +12,12 @@ from torch import Tensor
 # Each covers code paths of the family: grouped routing, all dense with one KV head and a tied head, all MoE.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "grouped_moe": {},
-    "dense_tied": {
-        "num_key_value_heads": 1,
-        "first_k_dense_replace": 2,
-        "tie_word_embeddings": True,
-        "partial_rotary_factor": 0.25,
-    },
-    "all_moe": {
-        "num_attention_heads": 3,
-        "num_key_value_heads": 3,
-        "head_dim": 4,
-        "first_k_dense_replace": 0,
-        "num_experts": 6,
-        "n_group": 1,
-        "topk_group": 1,
-        "num_experts_per_tok": 3,
-        "num_shared_experts": 2,
-        "moe_shared_expert_intermediate_size": 5,
-        "partial_rotary_factor": 1.0,
-    },
-}
+    "dense_tied": {"num_key_value_heads": 1, "first_k_dense_replace": 2, "tie_word_embeddings": True,
+                   "partial_rotary_factor": 0.25},
+    "all_moe": {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 4, "first_k_dense_replace": 0,
+                "num_experts": 6, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 3, "num_shared_experts": 2,
+                "moe_shared_expert_intermediate_size": 5, "partial_rotary_factor": 1.0},
+}  # fmt: skip
 
 
 def tiny_config(vocab: int = 32, block: int = 4, eos: Sequence[int] = (3, 11, 19), **changes: Any) -> dict[str, Any]:

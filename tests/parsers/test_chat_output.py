@@ -32,15 +32,10 @@ ADD = Tool("add", parameters={"type": "object", "properties": {"a": {"type": "nu
 RUN = Tool(
     "run",
     parameters={
-        "properties": {
-            "text": {"type": "string"},
-            "optional": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-            "count": {"type": "integer"},
-            "flag": {"type": "boolean"},
-            "list": {"type": "array"},
-        }
+        "properties": {"text": {"type": "string"}, "optional": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                       "count": {"type": "integer"}, "flag": {"type": "boolean"}, "list": {"type": "array"}}
     },
-)
+)  # fmt: skip
 OFFERED = (WEATHER, ADD, RUN)
 
 

@@ -42,12 +42,10 @@ RAISED: dict[str, dict[str, Any]] = {
         "runtime.server.http_server.ERROR_WRITE_SECONDS": 60.0,
         "runtime.server.middleware.tracing.CLOSING_SECONDS": 60.0,
     },
-    "backend": {
-        "runtime.executor.monitor.SILENCE_SECONDS": 60.0,
-        "runtime.server.engine_client.ipc_protocol.FRONTEND_SILENCE_SECONDS": HOUR,
-        "runtime.server.engine_process.channel.REASON_SECONDS": 60.0,
-    },
-}
+    "backend": {"runtime.executor.monitor.SILENCE_SECONDS": 60.0,
+                "runtime.server.engine_client.ipc_protocol.FRONTEND_SILENCE_SECONDS": HOUR,
+                "runtime.server.engine_process.channel.REASON_SECONDS": 60.0},
+}  # fmt: skip
 TRIALS = {"compile_seconds": 120.0, "translate_seconds": 60.0, "answer_seconds": HOUR, "start_seconds": HOUR}
 MASKS = {"seconds": HOUR, "token_seconds": 0.0}
 CONNECTIONS = {

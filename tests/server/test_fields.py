@@ -43,15 +43,13 @@ def test_calls_are_not_lost_with_a_template_without_tools(client: httpx.Client, 
 
 
 NEUTRAL: dict[str, dict[str, Any]] = {
-    CHAT: {
-        "min_p": 0, "skip_special_tokens": True, "echo": False, "safety_identifier": "me", "prompt_cache_key": "k",
-        "reasoning_effort": "low", "frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
-        "min_tokens": 0, "logit_bias": {}, "logprobs": False, "top_logprobs": None, "n": 1, "user": "me",
-        "tools": [tool(CHAT)], "tool_choice": "none", "parallel_tool_calls": True, "verbosity": "medium",
-        "functions": None, "prediction": {"type": "content", "content": "x"}, "use_beam_search": False,
-        "length_penalty": 1.0, "response_format": {"type": "text"}, "metadata": {"a": "b"}, "store": False,
-        "service_tier": "auto", "stop_token_ids": [], "modalities": ["text"], "max_completion_tokens": 4,
-    },
+    CHAT: {"min_p": 0, "skip_special_tokens": True, "echo": False, "safety_identifier": "me", "prompt_cache_key": "k",
+           "reasoning_effort": "low", "frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
+           "min_tokens": 0, "logit_bias": {}, "logprobs": False, "top_logprobs": None, "n": 1, "user": "me",
+           "tools": [tool(CHAT)], "tool_choice": "none", "parallel_tool_calls": True, "verbosity": "medium",
+           "functions": None, "prediction": {"type": "content", "content": "x"}, "use_beam_search": False,
+           "length_penalty": 1.0, "response_format": {"type": "text"}, "metadata": {"a": "b"}, "store": False,
+           "service_tier": "auto", "stop_token_ids": [], "modalities": ["text"], "max_completion_tokens": 4},
     TEXT: {"echo": False, "best_of": 1, "suffix": "", "logprobs": None},
     RESPONSES: {
         "store": True, "truncation": "disabled", "background": False, "include": ["reasoning.encrypted_content"],
@@ -60,11 +58,9 @@ NEUTRAL: dict[str, dict[str, Any]] = {
         "text": {"format": {"type": "text"}, "verbosity": "medium"}, "previous_response_id": None,
         "response_format": None, "stream_mode": None,
     },
-    MESSAGES: {
-        "service_tier": "auto", "thinking": {"type": "disabled"}, "output_config": {"effort": "low"},
-        "tools": [tool(MESSAGES)], "tool_choice": {"type": "none"}, "mcp_servers": [],
-        "cache_control": {"type": "ephemeral"},
-    },
+    MESSAGES: {"service_tier": "auto", "thinking": {"type": "disabled"}, "output_config": {"effort": "low"},
+               "tools": [tool(MESSAGES)], "tool_choice": {"type": "none"}, "mcp_servers": [],
+               "cache_control": {"type": "ephemeral"}},
 }  # fmt: skip
 
 

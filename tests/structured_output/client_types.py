@@ -71,22 +71,16 @@ ZOD: dict[str, dict[str, Any]] = {
     "tuple": {"type": "array", "prefixItems": [TEXT, FLOAT]},
     "union": {"anyOf": [TEXT, FLOAT]},
     "discriminatedUnion": {
-        "oneOf": [
-            {**_object(kind={"type": "string", "const": "a"}, x=TEXT), "additionalProperties": False},
-            {**_object(kind={"type": "string", "const": "b"}, y=FLOAT), "additionalProperties": False},
-        ]
+        "oneOf": [{**_object(kind={"type": "string", "const": "a"}, x=TEXT), "additionalProperties": False},
+                  {**_object(kind={"type": "string", "const": "b"}, y=FLOAT), "additionalProperties": False}]
     },
     "intersection": {"allOf": [_object(a=TEXT), _object(b=FLOAT)]},
     "optional field": {**_object(a=TEXT), "required": [], "additionalProperties": False},
     "nullable": {"anyOf": [TEXT, {"type": "null"}]},
     "default": {**_object(a={"default": "x", "type": "string"}), "additionalProperties": False},
     "record of strings": {"type": "object", "propertyNames": TEXT, "additionalProperties": FLOAT},
-    "record of an enum": {
-        "type": "object",
-        "propertyNames": KEYS,
-        "additionalProperties": FLOAT,
-        "required": ["a", "b"],
-    },
+    "record of an enum": {"type": "object", "propertyNames": KEYS, "additionalProperties": FLOAT,
+                          "required": ["a", "b"]},
     "partialRecord": {"type": "object", "propertyNames": KEYS, "additionalProperties": FLOAT},
     **{
         f"record of {format} names": {
@@ -116,7 +110,7 @@ ZOD: dict[str, dict[str, Any]] = {
     "base64": _text("base64", _BASE64, contentEncoding="base64"),
     "jwt": _text("jwt"),
     "never in an optional field": {**_object(a=TEXT), "properties": {"a": TEXT, "b": {"not": {}}}},
-}
+}  # fmt: skip
 
 
 class Color(enum.Enum):

@@ -380,11 +380,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**LIST, "contains": {"type": "string"}}, "contains", "not supported"),
     ({**LIST, "allOf": [{}], "unevaluatedItems": False}, "unevaluatedItems", "not supported"),
     ({**OPEN, "anyOf": [{}, OPEN], "unevaluatedProperties": False}, "unevaluatedProperties", "not supported"),
-    (
-        {**OPEN, "allOf": [{"patternProperties": {"^a": {}}}], "unevaluatedProperties": False},
-        "unevaluatedProperties",
-        "not supported",
-    ),
+    ({**OPEN, "allOf": [{"patternProperties": {"^a": {}}}], "unevaluatedProperties": False}, "unevaluatedProperties",
+     "not supported"),
     ({**OPEN, "propertyNames": {"format": "uuid", "pattern": "^a"}}, "propertyNames", "more than one pattern"),
     ({**OPEN, "dependentRequired": {"a": ["b"]}}, "dependentRequired.a", "not supported"),
     ({**OPEN, "dependentSchemas": {"a": {"required": ["b"]}}}, "dependentSchemas.a", "not supported"),
@@ -411,7 +408,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"$ref": "https://example.com/a.json"}, "$ref", "outside"),
     ({**OPEN, "properties": {"a": 3}}, "properties.a", "not a schema"),
     ({"anyOf": []}, "anyOf", "empty"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("schema", "path", "reason"), REFUSED, ids=[json.dumps(schema) for schema, _, _ in REFUSED])
@@ -581,10 +578,8 @@ POSITIONS: dict[str, Position] = {
     "names if": ("propertyNames.if.", lambda schema: {"propertyNames": {"if": schema}}),
     "names then": ("propertyNames.then.", lambda schema: {"propertyNames": {"then": schema}}),
     "names items": ("propertyNames.items.", lambda schema: {"propertyNames": {"items": schema}}),
-    "names reference": (
-        "propertyNames.$ref.",
-        lambda schema: {"$defs": {"x": schema}, "propertyNames": {"$ref": "#/$defs/x"}},
-    ),
+    "names reference": ("propertyNames.$ref.",
+                        lambda schema: {"$defs": {"x": schema}, "propertyNames": {"$ref": "#/$defs/x"}}),
     "items": ("items.", lambda schema: {"type": "array", "items": schema}),
     "prefix items": ("prefixItems.1.", lambda schema: {"prefixItems": [{}, schema]}),
     "items of a string": ("items.", lambda schema: {"type": "string", "items": schema}),
@@ -597,7 +592,7 @@ POSITIONS: dict[str, Position] = {
     "dependent": ("dependentSchemas.a.", lambda schema: {"dependentSchemas": {"a": schema}}),
     "dependency": ("dependencies.a.", lambda schema: {"dependencies": {"a": schema}}),
     "reference": ("$ref.", lambda schema: {"$ref": "#/$defs/x", "$defs": {"x": schema}}),
-}
+}  # fmt: skip
 
 
 def is_well_typed(keyword: str, value: Any) -> bool:

@@ -31,16 +31,11 @@ NESTED = {
     },
     "required": ["reply", "tree", "kind"],
     "$defs": {
-        "tree": {
-            "type": "object",
-            "properties": {
-                "next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]},
-                "size": {"type": "integer"},
-            },
-            "required": ["next"],
-        }
+        "tree": {"type": "object",
+                 "properties": {"next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]},
+                                "size": {"type": "integer"}}, "required": ["next"]}
     },
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -82,16 +77,14 @@ def test_answers_to_random_schemas_end_in_time(llm: LLM, tiny: bool, seed: int, 
         ({"json_object": True}, r"\{\}"),
         ({"regex": "[a-z]{3,90};[0-9]{4}"}, "[a-z]{3,}?;[0-9]{4}"),
         ({"regex": "(ab)*"}, ""),
-        (
-            {"json": {"type": "array", "items": {"type": "integer"}, "minItems": 128, "maxItems": 128}},
-            r"\[(\d(, )?){128}\]",
-        ),
+        ({"json": {"type": "array", "items": {"type": "integer"}, "minItems": 128, "maxItems": 128}},
+         r"\[(\d(, )?){128}\]"),
         ({"json": {"type": "string", "minLength": 1500}}, r'"[^"]{1500,}"'),
         ({"choice": ["yes, certainly", "no"]}, "no"),
         ({"grammar": 'start: item ("," item)* ";"\nitem: /[a-z]+/ | "(" start ")"'}, "[a-z]+;"),
         ({"grammar": 'root ::= "[" (root ",")* "x" "]"'}, r"\[x\]"),
     ],
-)
+)  # fmt: skip
 def test_witnesses_are_short_answers(llm: LLM, grammars: GrammarCache, form: dict[str, Any], expected: str) -> None:
     _, witness = witness_of(grammars, form)
     assert llm.tokenizer is not None

@@ -99,14 +99,10 @@ ACTIONS: list[Schema] = [
     {
         "type": "object",
         "properties": {
-            "action": {
-                "oneOf": [
-                    closed(["type", "thought"], type={"type": "string", "const": "think"}, thought=text()),
-                    closed(["type", "query"], type={"type": "string", "const": "search"}, query=text()),
-                    closed(["type", "answer"], type={"type": "string", "const": "finish"}, answer=text()),
-                ],
-                "discriminator": {"propertyName": "type"},
-            }
+            "action": {"oneOf": [closed(["type", "thought"], type={"type": "string", "const": "think"}, thought=text()),
+                                 closed(["type", "query"], type={"type": "string", "const": "search"}, query=text()),
+                                 closed(["type", "answer"], type={"type": "string", "const": "finish"}, answer=text())],
+                       "discriminator": {"propertyName": "type"}}
         },
         "required": ["action"],
     },
@@ -119,7 +115,7 @@ ACTIONS: list[Schema] = [
     {"type": "object", "properties": {"scores": {"type": "object", "propertyNames": {"enum": ["speed", "cost"]}}}},
     {"type": "object", "properties": {"when": {"anyOf": [TIME, DAY, {"type": "null"}]}}, "dependentRequired": {}},
     {"type": "object", "properties": {"x": {"not": {}}, "y": text()}, "required": ["y"], "minProperties": 1},
-]
+]  # fmt: skip
 BASIC = [*FILES, *CODE, *WEB, *WORK, *DATA, *ACTIONS]
 
 

@@ -203,22 +203,17 @@ WITH_CALLS: list[dict[str, Any]] = [
 CHATS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "hi"}],
     [{"role": "system", "content": " Be brief.\n"}, {"role": "user", "content": '  a é <b> & "c"\n'}],
-    [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "<think>\nwell\n</think>\n\nb"},
-        {"role": "user", "content": "東京 😀"},
-    ],
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>\nwell\n</think>\n\nb"},
+     {"role": "user", "content": "東京 😀"}],
     WITH_CALLS,
     [{"role": "assistant", "content": "first"}, {"role": "assistant", "content": "second"}],
-]
+]  # fmt: skip
 TOOL = {
     "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Adds <two> & more.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "string", "description": "é"}},
-                       "required": ["a"]},
-    },
+    "function": {"name": "add", "description": "Adds <two> & more.",
+                 "parameters": {"type": "object",
+                                "properties": {"a": {"type": "number"}, "b": {"type": "string", "description": "é"}},
+                                "required": ["a"]}},
 }  # fmt: skip
 VARIABLES: list[dict[str, Any]] = [
     {"add_generation_prompt": True},

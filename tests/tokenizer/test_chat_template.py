@@ -349,17 +349,11 @@ def test_templates_without_a_default_are_reported(make: Any, caplog: pytest.LogC
 
 
 TOKENS = {
-    "special_tokens_map.json": {
-        "eos_token": {"content": "<|end|>", "special": True},
-        "image_token": "<role>",
-        "pad_token": "not this",
-    },
-    "tokenizer_config.json": {
-        "pad_token": "<|mask|>",
-        "bos_token": None,
-        "extra_special_tokens": {"own_token": "</role>"},
-    },
-}
+    "special_tokens_map.json": {"eos_token": {"content": "<|end|>", "special": True}, "image_token": "<role>",
+                                "pad_token": "not this"},
+    "tokenizer_config.json": {"pad_token": "<|mask|>", "bos_token": None,
+                              "extra_special_tokens": {"own_token": "</role>"}},
+}  # fmt: skip
 
 
 def test_special_tokens_are_read_from_all_files_that_name_them(make: Any) -> None:

@@ -11,12 +11,9 @@ import pytest
 from training.demo import everyday, run
 
 GOOD = {
-    "tasks": [
-        {"task": "add", "kind": "short", "accuracy": 0.98},
-        {"task": "story", "kind": "long", "accuracy": 0.9},
-    ],
+    "tasks": [{"task": "add", "kind": "short", "accuracy": 0.98}, {"task": "story", "kind": "long", "accuracy": 0.9}],
     "pooled": {"accuracy": 0.97, "tokens_per_forward": 5.0},
-}
+}  # fmt: skip
 FIGURES = {
     "people": {"tasks": [{"task": name, "accuracy": least} for name, least in run.BY_FILE.items()]},
     "balanced": GOOD | {"pooled": {"accuracy": 0.96, "tokens_per_forward": 5.0}},
