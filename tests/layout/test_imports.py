@@ -21,17 +21,8 @@ TYPING = "typing"  # never executed: under TYPE_CHECKING
 # Modules for I/O, time and concurrency. The operator's core imports none of them, except that its settings read the
 # environment.
 OUTSIDE = {
-    "aiohttp",
-    "asyncio",
-    "kubernetes",
-    "logging",
-    "os",
-    "prometheus_client",
-    "socket",
-    "subprocess",
-    "time",
-    "urllib",
-}
+    "aiohttp", "asyncio", "kubernetes", "logging", "os", "prometheus_client", "socket", "subprocess", "time", "urllib",
+}  # fmt: skip
 
 # Modules that import each other's types. Nothing else may be added to these.
 TYPE_CIRCLES = {

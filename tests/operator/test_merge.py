@@ -14,14 +14,9 @@ TMP, SHM = {"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/
 READY = {"httpGet": {"path": "/ready", "port": "http"}, "periodSeconds": 5}
 GPU = {"key": "gpu", "operator": "Exists"}
 ENGINE: Obj = {
-    "name": "main",
-    "image": "runtime:1",
-    "args": ["--port", "8000"],
-    "env": [HOME, THREADS],
-    "ports": [HTTP],
-    "volumeMounts": [TMP, SHM],
-    "readinessProbe": READY,
-}
+    "name": "main", "image": "runtime:1", "args": ["--port", "8000"], "env": [HOME, THREADS], "ports": [HTTP],
+    "volumeMounts": [TMP, SHM], "readinessProbe": READY,
+}  # fmt: skip
 MEMORY = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
 BASE: Obj = {
     "metadata": {"labels": {SERVICE_LABEL: "demo", "team": "a"}},

@@ -105,16 +105,11 @@ def test_a_pod_is_read_over_http_at_its_ipv6_address():
 @pytest.mark.parametrize(
     "bad",
     [
-        None,
-        (500, loading(50)[1]),
-        (200, {"status": "ok"}),
-        (503, ["no"]),
-        (503, ""),
-        (503, "["),
+        None, (500, loading(50)[1]), (200, {"status": "ok"}), (503, ["no"]), (503, ""), (503, "["),
         (503, '{"status": "started", "adapters": {}, "x": ' + "[" * 60_000),
         (503, f'{{"phase": "weights", "percent": {"1" + "0" * 400}}}'),
     ],
-)
+)  # fmt: skip
 def test_a_pod_without_a_valid_answer_keeps_its_last_progress(bad):
     polls = Polls([loading(40), bad], [LOADING] * 2, step=100)
     assert polls.loads == [Load("weights", 40)] * 2

@@ -221,19 +221,12 @@ def test_tolerations_are_those_of_the_scheduler(toleration: Obj, tolerated: bool
 @pytest.mark.parametrize(
     ("key", "operator", "values", "matches"),
     [
-        ("a", "In", ["1", "2"], True),
-        ("a", "NotIn", ["1"], False),
-        ("b", "NotIn", ["1"], True),
-        ("a", "Exists", None, True),
-        ("b", "Exists", None, False),
-        ("b", "DoesNotExist", None, True),
-        ("a", "Gt", ["0"], True),
-        ("a", "Gt", ["1"], False),
-        ("a", "Lt", ["1"], False),
-        ("metadata.name", "In", ["n"], True),
-        ("metadata.name", "In", ["m"], False),
+        ("a", "In", ["1", "2"], True), ("a", "NotIn", ["1"], False), ("b", "NotIn", ["1"], True),
+        ("a", "Exists", None, True), ("b", "Exists", None, False), ("b", "DoesNotExist", None, True),
+        ("a", "Gt", ["0"], True), ("a", "Gt", ["1"], False), ("a", "Lt", ["1"], False),
+        ("metadata.name", "In", ["n"], True), ("metadata.name", "In", ["m"], False),
     ],
-)
+)  # fmt: skip
 def test_required_affinity_is_that_of_the_scheduler(key: str, operator: str, values: Any, matches: bool) -> None:
     expression = {"key": key, "operator": operator, **({"values": values} if values else {})}
     terms = [{}, {"matchFields" if key == "metadata.name" else "matchExpressions": [expression]}]

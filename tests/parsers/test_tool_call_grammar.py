@@ -172,14 +172,8 @@ N = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n
 CITY_REF = {"$ref": "#/$defs/city"}
 # Schemas of arguments, and the arguments of ARGUMENTS that each accepts.
 ARGUMENTS = (
-    {},
-    {"city": "a"},
-    {"city": "a", "x": 1},
-    {"n": 1},
-    {"n": 1, "x": 1},
-    {"city": "a", "n": 1},
-    {"x": 1, "n": 1},
-)
+    {}, {"city": "a"}, {"city": "a", "x": 1}, {"n": 1}, {"n": 1, "x": 1}, {"city": "a", "n": 1}, {"x": 1, "n": 1},
+)  # fmt: skip
 CLOSED: dict[str, tuple[Any, list[int]]] = {
     "plain": (CITY, [1]),
     "reference": (CITY_REF, [1]),

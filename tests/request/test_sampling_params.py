@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -156,20 +157,12 @@ def test_unsupported_fields_of_logits_processors_are_refused():
 
 
 def test_prompts_are_checked():
-    for prompt, param in (
-        ([], "prompt"),
-        ([1] * 256, "prompt"),
-        ("text", "prompt"),
-        (7, "prompt"),
-        ([1, -1], "prompt[1]"),
-        ([1, 91], "prompt[1]"),
-        ([1, 2, 2**70], "prompt[2]"),
-        ([1.0], "prompt[0]"),
-        ([True], "prompt[0]"),
-        (["1"], "prompt[0]"),
-        ([[1]], "prompt[0]"),
-        ([None], "prompt[0]"),
-    ):
+    cases: list[tuple[Any, str]] = [
+        ([], "prompt"), ([1] * 256, "prompt"), ("text", "prompt"), (7, "prompt"), ([1, -1], "prompt[1]"),
+        ([1, 91], "prompt[1]"), ([1, 2, 2**70], "prompt[2]"), ([1.0], "prompt[0]"), ([True], "prompt[0]"),
+        (["1"], "prompt[0]"), ([[1]], "prompt[0]"), ([None], "prompt[0]"),
+    ]  # fmt: skip
+    for prompt, param in cases:
         refused({}, param, prompt=prompt)
     assert spec(prompt=[95, 90, 0]).prompt == [95, 90, 0]  # the mask's id is an ordinary id here
     assert len(spec(prompt=[1] * 255).prompt) == 255

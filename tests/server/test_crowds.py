@@ -191,17 +191,10 @@ def test_the_order_in_which_connections_are_evicted() -> None:
         return SimpleNamespace(phase=phase, since=since, transport=transport)
 
     order = [
-        waiting(Phase.DRAINING, 9),
-        waiting(Phase.HEAD, 7),
-        waiting(Phase.HEAD, 8),
-        waiting(Phase.IDLE, 6),
-        waiting(Phase.BODY, 5),
-        waiting(Phase.IDLE, 4, moved=4),
-        waiting(Phase.CLOSING, 3, moved=5),
-        waiting(Phase.IDLE, 2, moved=6),
-        waiting(Phase.ANSWER, 1, moved=3),
-        waiting(Phase.ANSWER, 0, moved=7),
-    ]
+        waiting(Phase.DRAINING, 9), waiting(Phase.HEAD, 7), waiting(Phase.HEAD, 8), waiting(Phase.IDLE, 6),
+        waiting(Phase.BODY, 5), waiting(Phase.IDLE, 4, moved=4), waiting(Phase.CLOSING, 3, moved=5),
+        waiting(Phase.IDLE, 2, moved=6), waiting(Phase.ANSWER, 1, moved=3), waiting(Phase.ANSWER, 0, moved=7),
+    ]  # fmt: skip
     keys = [eviction_key(connection) for connection in order]  # type: ignore[arg-type]
     assert keys == sorted(set(keys))
 

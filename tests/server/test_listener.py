@@ -137,18 +137,11 @@ def test_a_port_in_use_is_refused_with_the_fix(taken: str, host: str) -> None:
 @pytest.mark.parametrize(
     ("host", "advice"),
     [
-        ("https://example.com", True),
-        ("http://[::1]:8000", True),
-        ("localhost:8000", True),
-        ("[::1]:8000", True),
-        ("example.com/path", True),
-        ("256.1.1.1", False),
-        ("fe80::1%nosuchdevice", False),
-        ("2001:db8::dead", False),
-        ("." * 300, False),
-        ("a" * 70, False),
+        ("https://example.com", True), ("http://[::1]:8000", True), ("localhost:8000", True), ("[::1]:8000", True),
+        ("example.com/path", True), ("256.1.1.1", False), ("fe80::1%nosuchdevice", False), ("2001:db8::dead", False),
+        ("." * 300, False), ("a" * 70, False),
     ],
-)
+)  # fmt: skip
 def test_an_address_that_this_host_lacks_is_refused_by_the_flags_name(host: str, advice: bool) -> None:
     with pytest.raises(ConfigError, match=r"--host .* cannot be listened on") as refusal:
         listen(host, 0)

@@ -33,17 +33,10 @@ CHECKS = [
     response_headers_conformance,
 ]
 OPERATIONS = [
-    ("POST", "/generate"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/completions"),
-    ("POST", "/v1/responses"),
-    ("POST", "/v1/messages"),
-    ("POST", "/v1/messages/count_tokens"),
-    ("POST", "/v1/infill"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
-    ("GET", "/v1/models/{name}"),
-]
+    ("POST", "/generate"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"), ("POST", "/v1/infill"), ("POST", "/tokenize"),
+    ("POST", "/detokenize"), ("GET", "/v1/models/{name}"),
+]  # fmt: skip
 
 
 # Any client error rejects an invalid body: a random one may be over the size limit (413), which is checked first.

@@ -52,18 +52,10 @@ def schema(rng: random.Random, depth: int) -> dict[str, Any]:
     if rng.random() < 0.2:
         made |= rng.choice(
             [
-                {"title": "x"},
-                {"default": 1},
-                {"deprecated": True},
-                {"format": "path"},
-                {"if": True},
-                {"not": False},
-                {"x-note": [1]},
-                {"contentEncoding": "base64"},
-                {"then": {"type": "null"}},
-                {"not": {"not": {}}},
+                {"title": "x"}, {"default": 1}, {"deprecated": True}, {"format": "path"}, {"if": True}, {"not": False},
+                {"x-note": [1]}, {"contentEncoding": "base64"}, {"then": {"type": "null"}}, {"not": {"not": {}}},
             ]
-        )
+        )  # fmt: skip
     if rng.random() < 0.3:
         made.pop("type", None)
     return made
@@ -153,24 +145,12 @@ def _names(rng: random.Random) -> Any:
     listed = {"enum": rng.sample(NAMES, 3)}
     return rng.choice(
         [
-            True,
-            {"type": "string"},
-            {"type": "string", **listed},
-            {"const": "a"},
-            {"pattern": rng.choice(PATTERNS)},
-            {"$ref": "#/$defs/names"},
-            {"anyOf": [{"const": "a"}, {"const": "b"}]},
-            {"minLength": 2},
-            {"maxLength": 1},
-            {"oneOf": [listed, {"const": "a"}]},
-            {"allOf": [listed, {"enum": [*NAMES[:2], 1]}]},
-            {"format": "uuid"},
-            {**listed, "pattern": "^a"},
-            {**listed, "maxLength": 1},
-            {"type": "integer"},
-            False,
+            True, {"type": "string"}, {"type": "string", **listed}, {"const": "a"}, {"pattern": rng.choice(PATTERNS)},
+            {"$ref": "#/$defs/names"}, {"anyOf": [{"const": "a"}, {"const": "b"}]}, {"minLength": 2}, {"maxLength": 1},
+            {"oneOf": [listed, {"const": "a"}]}, {"allOf": [listed, {"enum": [*NAMES[:2], 1]}]}, {"format": "uuid"},
+            {**listed, "pattern": "^a"}, {**listed, "maxLength": 1}, {"type": "integer"}, False,
         ]
-    )
+    )  # fmt: skip
 
 
 def value(rng: random.Random, depth: int = 0) -> Any:

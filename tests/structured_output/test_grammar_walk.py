@@ -176,22 +176,11 @@ def matches(naive: Naive, constraint: dict[str, Any], text: str) -> bool:
 @pytest.mark.parametrize(
     "pattern",
     [
-        r'^[^"]$',
-        r'^[^"\\]$',
-        r"^[^\n\\]$",
-        r'^[^<>:"/\\|?*]$',
-        r'^[^\d"]$',
-        "^[^!-~]$",
-        r"^[\x00-\x1f]$",
-        "^[\0-\x1f]$",
-        r"^[\u{0}-\x1f]$",
-        r"^[\x00-\x00a]$",
-        r"^[\u0000-!#-\u007e]$",
-        r"^\P{P}$",
-        r"^[^/]$",
+        r'^[^"]$', r'^[^"\\]$', r"^[^\n\\]$", r'^[^<>:"/\\|?*]$', r'^[^\d"]$', "^[^!-~]$", r"^[\x00-\x1f]$",
+        "^[\0-\x1f]$", r"^[\u{0}-\x1f]$", r"^[\x00-\x00a]$", r"^[\u0000-!#-\u007e]$", r"^\P{P}$", r"^[^/]$",
         r"^[\s\S]$",
     ],
-)
+)  # fmt: skip
 def test_escaped_characters_are_allowed_where_the_pattern_allows_the_characters(naive: Naive, pattern: str) -> None:
     checked = jsonschema_rs.validator_for({"pattern": pattern})
     for character in map(chr, range(1, 127)):

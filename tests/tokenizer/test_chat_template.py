@@ -173,16 +173,10 @@ def test_methods_of_marked_text_are_those_of_text(pieces: list[tuple[str, bool]]
 def test_tojson_takes_the_arguments_of_transformers_in_its_order() -> None:
     message = {"role": "user", "content": "é", "b": [1, {"é": None}], "a": "<&>"}
     arguments = (
-        "",
-        "(true)",
-        "(false, 3)",
-        "(false, none, ['; ', ' = '])",
-        "(true, 1, none, true)",
-        "(indent='\t')",
-        "(separators=[',', ':'], sort_keys=true)",
-        "(ensure_ascii=true, indent=0)",
+        "", "(true)", "(false, 3)", "(false, none, ['; ', ' = '])", "(true, 1, none, true)", "(indent='\t')",
+        "(separators=[',', ':'], sort_keys=true)", "(ensure_ascii=true, indent=0)",
         "(indent=2, separators=(',', ': '), sort_keys=true)",
-    )
+    )  # fmt: skip
     sources = [f"{{{{ messages[0] | tojson{each} }}}}" for each in arguments]
     expected = rendered_by_transformers([(source, [message], {}) for source in sources])
     assert [ChatTemplate(source, Marks({}), {}).render([message], {}) for source in sources] == expected

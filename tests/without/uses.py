@@ -15,14 +15,9 @@ from tests.without.entries import Entry, named
 
 # Tests that read the whole registry without calling the entries' functions.
 READ_BY_NAME = (
-    "tests/without/",
-    "tests/test_docs.py",
-    "tests/test_extending.py",
-    "tests/config/",
-    "tests/request/",
-    "tests/server/test_openapi.py",
-    "tests/operator/test_flags.py",
-)
+    "tests/without/", "tests/test_docs.py", "tests/test_extending.py", "tests/config/", "tests/request/",
+    "tests/server/test_openapi.py", "tests/operator/test_flags.py",
+)  # fmt: skip
 
 
 class Test(NamedTuple):
