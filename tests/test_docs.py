@@ -224,16 +224,12 @@ def test_the_tables_of_families_and_shapes_are_up_to_date():
 @pytest.mark.parametrize(
     ("family", "folder", "kind", "sentence"),
     [
-        ("sdar", "sdar", "decode", "{},"),
-        ("sdar", "sdar_moe", "decode", ", {}"),
-        ("llada", "llada", "decode", "{}"),
-        ("llada", "d2f_llada", "decode", "`d2f` {}"),
-        ("dream", "dream", "decode", "{}"),
-        ("dream", "d2f_dream", "decode", "`d2f` {}"),
-        ("fast_dllm_v2", "fast_dllm_v2", "decode", "{}"),
+        ("sdar", "sdar", "decode", "{},"), ("sdar", "sdar_moe", "decode", ", {}"), ("llada", "llada", "decode", "{}"),
+        ("llada", "d2f_llada", "decode", "`d2f` {}"), ("dream", "dream", "decode", "{}"),
+        ("dream", "d2f_dream", "decode", "`d2f` {}"), ("fast_dllm_v2", "fast_dllm_v2", "decode", "{}"),
         ("diffusion_gemma", "diffusion_gemma", "generate", "{}, with recorded draws"),
     ],
-)
+)  # fmt: skip
 def test_golden_answers_are_counted(family, folder, kind, sentence):
     compared = page(VERIFICATION_PAGE).split("## What was compared with what")[1]
     cases = json.loads((GOLDEN / folder / "cases.json").read_text())

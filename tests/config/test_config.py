@@ -33,11 +33,8 @@ def good_value(flag: Flag) -> str:
         return next(c for c in flag.choices if c != flag.default)
     if flag.type == "str":
         return {
-            "api-key": "0123456789abcdef",
-            "lora": "x=y",
-            "zmq-command-addr": "ipc://h1",
-            "zmq-event-addr": "ipc://h2",
-        }.get(flag.name, "x")
+            "api-key": "0123456789abcdef", "lora": "x=y", "zmq-command-addr": "ipc://h1", "zmq-event-addr": "ipc://h2",
+        }.get(flag.name, "x")  # fmt: skip
     if flag.type == "int":
         return "9000" if flag.name == "max-num-batched-tokens" else "3"
     return "0.25"
@@ -208,16 +205,11 @@ def test_variables_of_a_test_cluster_are_ignored():
 
 def test_variables_that_kubernetes_injects_for_a_service_are_ignored_or_explained():
     injected = {
-        "UNMASK_SERVICE_HOST": "10.0.0.1",
-        "UNMASK_SERVICE_PORT": "8000",
-        "UNMASK_SERVICE_PORT_HTTP": "8000",
-        "UNMASK_PORT_8000_TCP": "tcp://10.0.0.1:8000",
-        "UNMASK_PORT_8000_TCP_ADDR": "10.0.0.1",
-        "UNMASK_PORT_8000_TCP_PROTO": "tcp",
-        "UNMASK_PORT_8000_TCP_PORT": "8000",
-        "UNMASK_CHAT_SERVICE_HOST": "10.0.0.2",
-        "UNMASK_CHAT_PORT": "tcp://10.0.0.2:80",
-    }
+        "UNMASK_SERVICE_HOST": "10.0.0.1", "UNMASK_SERVICE_PORT": "8000", "UNMASK_SERVICE_PORT_HTTP": "8000",
+        "UNMASK_PORT_8000_TCP": "tcp://10.0.0.1:8000", "UNMASK_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "UNMASK_PORT_8000_TCP_PROTO": "tcp", "UNMASK_PORT_8000_TCP_PORT": "8000",
+        "UNMASK_CHAT_SERVICE_HOST": "10.0.0.2", "UNMASK_CHAT_PORT": "tcp://10.0.0.2:80",
+    }  # fmt: skip
     assert parse([], injected) == ServerConfig()
     injected["UNMASK_PORT"] = "tcp://10.0.0.1:8000"
     refused(environ=injected, match="UNMASK_PORT: .*enableServiceLinks: false")

@@ -245,11 +245,8 @@ def test_no_step_is_launched_early_with_a_released_request() -> None:
     )
     for scheduled in (ended, going):
         scheduled.stable_layout, scheduled.start, scheduled.end, scheduled.blocks = (
-            True,
-            0,
-            8,
-            [SimpleNamespace(size=8)],
-        )
+            True, 0, 8, [SimpleNamespace(size=8)],
+        )  # fmt: skip
     scheduler: Any = Mock(running=[going.request] * 2, waiting=[])
     batch: list[Any] = [going, ended]
     assert not Scheduler.may_repeat(scheduler, batch)

@@ -22,15 +22,12 @@ CREDIT = replace(LONG, max_tokens=24, algorithm="credit", accept_threshold=1.0, 
 BLOCK_16, BLOCK_8 = {"block": 16, "page": 8, "max_len": 32}, {"block": 8, "page": 8, "max_len": 40}
 EDITING = BLOCK_8 | {"orders": ORDERS}
 PREEMPTED: dict[str, tuple[str, Params, dict[str, Any]]] = {
-    "d2f": ("d2f", LONG, BLOCK_16 | {"buffer": 2}),
-    "fast_dllm_v2": ("fast_dllm_v2", SUB_BLOCKS, BLOCK_16),
-    "nemotron_diffusion": ("nemotron_diffusion", LONG, BLOCK_16),
-    "dmax": ("dmax", MERGED, BLOCK_8),
-    "dmax smooth": ("dmax", SMOOTH, BLOCK_8 | {"buffer": 2}),
-    "credit": ("multi_bd", CREDIT, BLOCK_8),
+    "d2f": ("d2f", LONG, BLOCK_16 | {"buffer": 2}), "fast_dllm_v2": ("fast_dllm_v2", SUB_BLOCKS, BLOCK_16),
+    "nemotron_diffusion": ("nemotron_diffusion", LONG, BLOCK_16), "dmax": ("dmax", MERGED, BLOCK_8),
+    "dmax smooth": ("dmax", SMOOTH, BLOCK_8 | {"buffer": 2}), "credit": ("multi_bd", CREDIT, BLOCK_8),
     "insert_delete": ("multi_bd", EDIT, EDITING),
     "insert_delete in three blocks": ("multi_bd", EDIT, EDITING | {"buffer": 3}),
-}
+}  # fmt: skip
 LATER = ("dmax", "insert_delete", "insert_delete in three blocks")
 
 

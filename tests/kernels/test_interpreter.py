@@ -17,15 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("file", "part"),
     [
-        ("interpreted", "elementwise"),
-        ("interpreted", "moe"),
-        ("interpreted", "attention"),
-        ("interpreted_large_head", ""),
-        ("interpreted_models", ""),
-        ("interpreted_quantized", "fp8"),
+        ("interpreted", "elementwise"), ("interpreted", "moe"), ("interpreted", "attention"),
+        ("interpreted_large_head", ""), ("interpreted_models", ""), ("interpreted_quantized", "fp8"),
         ("interpreted_quantized", "not fp8"),
     ],
-)
+)  # fmt: skip
 def test_kernels_equal_their_references(file, part):
     assert interpret(f"tests/kernels/{file}.py", "-m", "not slow and not gpu", "-k", part) > 5
 

@@ -8,20 +8,14 @@ from tools.commit_subject import main, problem_of, subject_of
 @pytest.mark.parametrize(
     "subject",
     [
-        "engine: overlap output processing with the next forward",
-        "server/openai: reject unknown fields",
-        "tests.layout: check the imports",
-        "a-b_c.9: x",
-        "engine: " + "x" * 64,
-        "Merge branch 'layout'",
+        "engine: overlap output processing with the next forward", "server/openai: reject unknown fields",
+        "tests.layout: check the imports", "a-b_c.9: x", "engine: " + "x" * 64, "Merge branch 'layout'",
         "Merge remote-tracking branch 'origin/main' into layout, whose subject git makes as long as it likes",
         'Revert "Anything that an older commit may be called, however long that was, and with its period."',
-        'Reapply "engine: fix the page count"',
-        "fixup! Any older subject.",
-        "squash! engine: fix the page count",
+        'Reapply "engine: fix the page count"', "fixup! Any older subject.", "squash! engine: fix the page count",
         "amend! engine: fix the page count",
     ],
-)
+)  # fmt: skip
 def test_accepts(subject):
     assert problem_of(subject) is None
 

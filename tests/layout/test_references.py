@@ -61,22 +61,17 @@ def test_resolves(tree, text):
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("missing.md", ["missing.md"]),
-        ("docs/missing.md says so.", ["docs/missing.md"]),
-        ("server.md 3.2", ["server.md 3.2"]),
-        ("server.md 3, 3.1 and 4", ["server.md 4"]),
+        ("missing.md", ["missing.md"]), ("docs/missing.md says so.", ["docs/missing.md"]),
+        ("server.md 3.2", ["server.md 3.2"]), ("server.md 3, 3.1 and 4", ["server.md 4"]),
         ("server.md sections 1 to 3", ["server.md 1"]),
         ("docs/server.md, Missing\nheading.", ["docs/server.md, Missing heading"]),
-        ("docs/server.md#missing", ["docs/server.md#missing"]),
-        ("`runtime/missing.py`", ["runtime/missing.py"]),
-        ("`state/missing.py`", ["state/missing.py"]),
-        ("`pytest -x runtime/missing`", ["runtime/missing"]),
-        ("``runtime.missing``", ["runtime.missing"]),
-        ("`runtime.llm.Missing`", ["runtime.llm.Missing"]),
+        ("docs/server.md#missing", ["docs/server.md#missing"]), ("`runtime/missing.py`", ["runtime/missing.py"]),
+        ("`state/missing.py`", ["state/missing.py"]), ("`pytest -x runtime/missing`", ["runtime/missing"]),
+        ("``runtime.missing``", ["runtime.missing"]), ("`runtime.llm.Missing`", ["runtime.llm.Missing"]),
         ("`runtime.llm.LLM.missing()`", ["runtime.llm.LLM.missing"]),
         ("python -m runtime.missing", ["runtime.missing"]),
     ],
-)
+)  # fmt: skip
 def test_dangles(tree, text, found):
     assert dangling(text) == found
 

@@ -42,18 +42,11 @@ def make_batch(
     block_ends = ((positions - prompt) // block_size + 1) * block_size + prompt
     block_ends = torch.where(positions < prompt, prompt, block_ends)
     return ForwardBatch(
-        tokens=tokens.to(device),
-        positions=positions.to(device),
-        slots=slots.to(device),
-        visible_end=torch.minimum(block_ends, ends[owner]).int().to(device),
-        window_pos=positions.to(device),
-        is_editable=torch.ones(len(positions), dtype=torch.bool, device=device),
-        query_tiles=tiles.to(device),
-        page_table=tables.int(),
-        page_size=page_size,
-        tile_rows=int(tiles[:, 2].max()),
-        max_seq_len=int(ends.max()),
-    )
+        tokens=tokens.to(device), positions=positions.to(device), slots=slots.to(device),
+        visible_end=torch.minimum(block_ends, ends[owner]).int().to(device), window_pos=positions.to(device),
+        is_editable=torch.ones(len(positions), dtype=torch.bool, device=device), query_tiles=tiles.to(device),
+        page_table=tables.int(), page_size=page_size, tile_rows=int(tiles[:, 2].max()), max_seq_len=int(ends.max()),
+    )  # fmt: skip
 
 
 def page_tables(lengths: Sequence[int], page_size: int, random: torch.Generator) -> tuple[torch.Tensor, int]:

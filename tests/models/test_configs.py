@@ -41,28 +41,19 @@ def check_refused(family, changes, sentence):
 @pytest.mark.parametrize(
     ("model_type", "architectures", "family"),
     [
-        ("llada2_moe", ["LLaDA2MoeModelLM"], "llada2"),
-        ("llada2_moe_veomni", ["LLaDA2MoeModelLM"], "llada2"),
-        ("dream", ["DreamModel"], "dream"),
-        ("llama", ["DreamForCausalLM"], "dream_reasoner"),
-        ("qwen2", ["Fast_dLLM_QwenForCausalLM"], "fast_dllm_v2"),
-        ("sdar", ["SDARForCausalLM"], "sdar"),
-        ("sdar", None, "sdar"),
-        ("sdar_moe", ["SDARMoeForCausalLM"], "sdar_moe"),
+        ("llada2_moe", ["LLaDA2MoeModelLM"], "llada2"), ("llada2_moe_veomni", ["LLaDA2MoeModelLM"], "llada2"),
+        ("dream", ["DreamModel"], "dream"), ("llama", ["DreamForCausalLM"], "dream_reasoner"),
+        ("qwen2", ["Fast_dLLM_QwenForCausalLM"], "fast_dllm_v2"), ("sdar", ["SDARForCausalLM"], "sdar"),
+        ("sdar", None, "sdar"), ("sdar_moe", ["SDARMoeForCausalLM"], "sdar_moe"),
         ("Dream", ["DreamForCausalLM"], "dream_reasoner"),
-        ("llama", ["StableDiffcoderForCausalLM"], "stable_diffcoder"),
-        ("Dream", ["DreamModel"], "dream"),
-        ("llada", ["LLaDAModelLM"], "llada"),
-        ("llada", None, "llada"),
-        ("llada", ["LLaDAMoEModelLM"], "llada_moe"),
-        ("lladamoe", ["LLaDAMoEModelLM"], "llada_moe"),
-        ("lladamoe", None, "llada_moe"),
-        ("illada", ["ILLaDAForCausalLM"], "illada"),
-        ("llama", ["ILLaDAForCausalLM"], "illada"),
+        ("llama", ["StableDiffcoderForCausalLM"], "stable_diffcoder"), ("Dream", ["DreamModel"], "dream"),
+        ("llada", ["LLaDAModelLM"], "llada"), ("llada", None, "llada"), ("llada", ["LLaDAMoEModelLM"], "llada_moe"),
+        ("lladamoe", ["LLaDAMoEModelLM"], "llada_moe"), ("lladamoe", None, "llada_moe"),
+        ("illada", ["ILLaDAForCausalLM"], "illada"), ("llama", ["ILLaDAForCausalLM"], "illada"),
         ("Fast_dLLM_Qwen", ["Fast_dLLM_QwenForCausalLM"], "fast_dllm_v2"),
         ("nemotron_labs_diffusion", ["NemotronLabsDiffusionModel"], "nemotron_diffusion"),
     ],
-)
+)  # fmt: skip
 def test_detection(model_type, architectures, family):
     assert resolve_family(None, {"model_type": model_type, "architectures": architectures}).key == family
 
@@ -230,19 +221,14 @@ def test_which_layers_of_sdar_moe_have_experts():
 @pytest.mark.parametrize(
     ("family", "block", "limit", "mask", "eos"),
     [
-        ("sdar", 4, 32768, 151669, (151643, 151645)),
-        ("sdar_moe", 4, 32768, 151669, (151643, 151645)),
-        ("dream_reasoner", 32, 32768, 151669, ()),
-        ("stable_diffcoder", 4, 8192, 5, ()),
-        ("dream", 32, 131072, 151666, (151643, 151645)),
-        ("diffucoder", 32, 131072, 151666, (151643, 151645, 151667)),
-        ("illada", 32, 8192, 5, (2,)),
-        ("llada", 32, 4096, 126336, (126081, 126348)),
-        ("llada_moe", 32, 8192, 156895, (156892,)),
-        ("fast_dllm_v2", 32, 32768, 151665, (151645,)),
+        ("sdar", 4, 32768, 151669, (151643, 151645)), ("sdar_moe", 4, 32768, 151669, (151643, 151645)),
+        ("dream_reasoner", 32, 32768, 151669, ()), ("stable_diffcoder", 4, 8192, 5, ()),
+        ("dream", 32, 131072, 151666, (151643, 151645)), ("diffucoder", 32, 131072, 151666, (151643, 151645, 151667)),
+        ("illada", 32, 8192, 5, (2,)), ("llada", 32, 4096, 126336, (126081, 126348)),
+        ("llada_moe", 32, 8192, 156895, (156892,)), ("fast_dllm_v2", 32, 32768, 151665, (151645,)),
         ("nemotron_diffusion", 32, 262144, 100, (11,)),
     ],
-)
+)  # fmt: skip
 def test_fields_that_a_config_may_omit(family, block, limit, mask, eos, tmp_path):
     config = config_of(family, vocab_size=157184, embedding_size=None, mask_token_id=None, eos_token_id=None)
     for name in ("block_size", "bd_size", "max_position_embeddings", "max_sequence_length", "num_key_value_heads",

@@ -113,16 +113,11 @@ def test_scaling_that_a_family_supports_is_read_from_either_field() -> None:
 
 
 SCALING = [
-    {"type": "linear", "factor": 2.0},
-    {"rope_type": "dynamic", "factor": 2.0},
-    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0},
-    {"rope_type": "yarn", "factor": 4.0},
-    {"rope_type": "longrope", "short_factor": [1.0]},
-    {"rope_type": "default", "factor": 4.0},
-    {"type": "su"},
-    "linear",
+    {"type": "linear", "factor": 2.0}, {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}, {"rope_type": "yarn", "factor": 4.0},
+    {"rope_type": "longrope", "short_factor": [1.0]}, {"rope_type": "default", "factor": 4.0}, {"type": "su"}, "linear",
     4.0,
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("scaling", SCALING, ids=str)

@@ -100,16 +100,10 @@ def test_values_become_settings():
     found = settings(objects)
     assert found.runtime_is_own_version
     expected = {
-        "gpu_tolerations": TOLERATIONS,
-        "gpu_node_selector": pool,
-        "engine_env": env,
-        "ca_config_map": "roots",
-        "watch_namespaces": ("a", "b"),
-        "watch_selector": ("track!=canary", "team"),
-        "read_nodes": False,
-        "log_level": "debug",
-        "runtime_image": f"host:5000/team/unmask-runtime:{VERSION}@{DIGEST}",
-    }
+        "gpu_tolerations": TOLERATIONS, "gpu_node_selector": pool, "engine_env": env, "ca_config_map": "roots",
+        "watch_namespaces": ("a", "b"), "watch_selector": ("track!=canary", "team"), "read_nodes": False,
+        "log_level": "debug", "runtime_image": f"host:5000/team/unmask-runtime:{VERSION}@{DIGEST}",
+    }  # fmt: skip
     assert {name: getattr(found, name) for name in expected} == expected
     (variable,) = [e["value"] for e in container(objects)["env"] if e["name"] == "UNMASK_OPERATOR_ENGINE_ENV"]
     assert "$" not in variable.replace("$$", ""), "the kubelet would expand a variable in the operator's pod"

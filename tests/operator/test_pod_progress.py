@@ -142,13 +142,10 @@ def test_the_progress_of_a_deleted_pod_is_dropped():
 @pytest.mark.parametrize(
     ("metadata", "status", "expected"),
     [
-        ({}, {}, True),
-        ({}, {"phase": "Pending"}, False),
-        ({}, {"podIP": ""}, False),
-        ({}, {"conditions": READY["conditions"]}, False),
-        ({"deletionTimestamp": "t"}, {}, False),
+        ({}, {}, True), ({}, {"phase": "Pending"}, False), ({}, {"podIP": ""}, False),
+        ({}, {"conditions": READY["conditions"]}, False), ({"deletionTimestamp": "t"}, {}, False),
     ],
-)
+)  # fmt: skip
 def test_only_running_pods_that_are_not_ready_are_polled_for_progress(metadata, status, expected):
     assert is_loading({"metadata": metadata, "status": {**NOT_READY, **status}}) is expected
 

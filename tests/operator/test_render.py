@@ -41,13 +41,9 @@ METRICS = {"port": "http", "path": "/metrics", "interval": "9s"}
 CLAIM = {"uri": "pvc://models/llada/2"}
 MODEL = {"name": "model", "mountPath": "/mnt/model"}
 OPTIONAL = {
-    "loadBalancerClass": "a.b/c",
-    "loadBalancerSourceRanges": ["10.0.0.0/8"],
-    "externalTrafficPolicy": "Local",
-    "ipFamilyPolicy": "RequireDualStack",
-    "ipFamilies": ["IPv6", "IPv4"],
-    "sessionAffinity": "ClientIP",
-}
+    "loadBalancerClass": "a.b/c", "loadBalancerSourceRanges": ["10.0.0.0/8"], "externalTrafficPolicy": "Local",
+    "ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"], "sessionAffinity": "ClientIP",
+}  # fmt: skip
 SURGE = {"maxSurge": 0, "maxUnavailable": "25%"}
 DEADLINE, GRACE = "Deployment spec progressDeadlineSeconds", "pod terminationGracePeriodSeconds"
 
@@ -270,14 +266,10 @@ def test_engines_with_gpus_get_the_tolerations_and_node_selector(
 LABELS = {"team": "search", "example.com/cost-center": "", "app.kubernetes.io/part-of": "shop"}
 ANNOTATIONS = {"example.com/owner": "Search, and Ads", "argocd.argoproj.io/compare-options": "IgnoreExtraneous"}
 EVERY_CHILD = {
-    "commonLabels": LABELS,
-    "commonAnnotations": ANNOTATIONS,
-    "model": {"uri": "hf://org/name"},
-    "lora": {"adapters": [{"name": "a", "uri": "demo://roman"}]},
-    "autoscaling": {"provider": "HPA", "maxReplicas": 3},
-    "networkPolicy": {},
-    "monitoring": {"podMonitor": {}},
-}
+    "commonLabels": LABELS, "commonAnnotations": ANNOTATIONS, "model": {"uri": "hf://org/name"},
+    "lora": {"adapters": [{"name": "a", "uri": "demo://roman"}]}, "autoscaling": {"provider": "HPA", "maxReplicas": 3},
+    "networkPolicy": {}, "monitoring": {"podMonitor": {}},
+}  # fmt: skip
 
 
 def test_every_child_and_the_pods_have_the_common_metadata_and_no_selector_has_it() -> None:

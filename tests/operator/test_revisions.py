@@ -223,14 +223,11 @@ def test_unknown_fields_are_ignored_and_named_and_their_edits_change_no_pod() ->
 
 
 STRANGE: dict[str, Obj] = {
-    "autoscaling": {"provider": "OfTomorrow", "maxReplicas": 4},
-    "podDisruptionBudget": {"minAvailable": "OfTomorrow"},
-    "networkPolicy": {"from": "OfTomorrow"},
-    "service": {"type": "OfTomorrow", "port": 81},
-    "monitoring": {"podMonitor": "OfTomorrow"},
-    "rolloutStrategy": {"maxSurge": "OfTomorrow"},
+    "autoscaling": {"provider": "OfTomorrow", "maxReplicas": 4}, "podDisruptionBudget": {"minAvailable": "OfTomorrow"},
+    "networkPolicy": {"from": "OfTomorrow"}, "service": {"type": "OfTomorrow", "port": 81},
+    "monitoring": {"podMonitor": "OfTomorrow"}, "rolloutStrategy": {"maxSurge": "OfTomorrow"},
     "serviceAccount": {"annotations": "OfTomorrow"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("section", STRANGE)

@@ -204,14 +204,11 @@ def test_a_tainted_node_is_not_called_busy_in_a_rollout() -> None:
 @pytest.mark.parametrize(
     ("toleration", "tolerated"),
     [
-        ({"operator": "Exists"}, True),
-        ({"key": "k", "operator": "Exists"}, True),
-        ({"key": "k", "operator": "Exists", "effect": "NoExecute"}, False),
-        ({"key": "k", "value": "v"}, True),
-        ({"key": "k", "value": "w"}, False),
-        ({"key": "other", "operator": "Exists"}, False),
+        ({"operator": "Exists"}, True), ({"key": "k", "operator": "Exists"}, True),
+        ({"key": "k", "operator": "Exists", "effect": "NoExecute"}, False), ({"key": "k", "value": "v"}, True),
+        ({"key": "k", "value": "w"}, False), ({"key": "other", "operator": "Exists"}, False),
     ],
-)
+)  # fmt: skip
 def test_tolerations_are_those_of_the_scheduler(toleration: Obj, tolerated: bool) -> None:
     assert is_tolerated(taint("k", "v"), [toleration]) is tolerated
     assert is_tolerated(taint("k", "v", "PreferNoSchedule"), [])

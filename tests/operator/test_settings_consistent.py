@@ -98,31 +98,21 @@ CONTRADICTIONS: dict[str, list[tuple[Obj, str]]] = {
                                (patch(hostNetwork=True), "hostNetwork")],
 }  # fmt: skip
 CONSISTENT: list[Obj] = [
-    {},
-    {"service": {"type": "LoadBalancer"}},
-    served("LoadBalancer", TEAM, IP),
-    {"networkPolicy": {}, **MONITOR},
+    {}, {"service": {"type": "LoadBalancer"}}, served("LoadBalancer", TEAM, IP), {"networkPolicy": {}, **MONITOR},
     {"networkPolicy": {"from": [{"namespaceSelector": {}}]}, **MONITOR},
-    {"networkPolicy": {"from": [TEAM], "metricsFrom": [TEAM]}, **MONITOR},
-    budget(minAvailable=1),
-    budget(1, maxUnavailable="1%"),
-    budget(0, minAvailable=1),
-    {**budget(1, minAvailable=1), "suspend": True},
-    {**budget(1, minAvailable=1), "autoscaling": SCALED},
-    {**GPU, **limits(**{"nvidia.com__gpu": 2})},
+    {"networkPolicy": {"from": [TEAM], "metricsFrom": [TEAM]}, **MONITOR}, budget(minAvailable=1),
+    budget(1, maxUnavailable="1%"), budget(0, minAvailable=1), {**budget(1, minAvailable=1), "suspend": True},
+    {**budget(1, minAvailable=1), "autoscaling": SCALED}, {**GPU, **limits(**{"nvidia.com__gpu": 2})},
     {**GPU, **limits(**{"nvidia.com__gpu": None, "nvidia.com__mig-1g.5gb": 2})},
     {**GPU, **limits(**{"nvidia.com__gpumem": 4000, "nvidia.com__gpucores": 50})},
     {"gpu": {}, **main(resources={"claims": [{"name": "gpu"}], "limits": {"nvidia.com/gpu": None}})},
-    memory("3Gi", sharedMemorySize="2Gi"),
-    cached("20Gi"),
-    {"drainTimeoutSeconds": 600},
-    patch(terminationGracePeriodSeconds=70),
-    main(startupProbe=None, livenessProbe=None),
+    memory("3Gi", sharedMemorySize="2Gi"), cached("20Gi"), {"drainTimeoutSeconds": 600},
+    patch(terminationGracePeriodSeconds=70), main(startupProbe=None, livenessProbe=None),
     scaled(requests=None, runningRequestsPerReplica=8),
     {**scaled(runningRequestsPerReplica=8), "gpu": {}, "parallelism": {"data": 2}},
     scaled(runningRequestsPerReplica=8, queuedRequestsPerReplica=2),
     {**patch(hostNetwork=True), "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

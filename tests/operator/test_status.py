@@ -256,16 +256,10 @@ def test_the_status_of_a_ready_service() -> None:
     new = status(*reconcile("complete", "ready"))
     del new["conditions"]
     assert new == {
-        "observedGeneration": 1,
-        "replicas": 1,
-        "readyReplicas": 1,
-        "updatedReplicas": 1,
-        "selector": "serving.unmask.dev/service=demo",
-        "url": "http://demo.models.svc/v1",
-        "modelName": "demo",
-        "resolvedImage": "registry.example/unmask-runtime:0.1.0",
-        "modelLoad": {"phase": "loaded", "percent": 100},
-    }
+        "observedGeneration": 1, "replicas": 1, "readyReplicas": 1, "updatedReplicas": 1,
+        "selector": "serving.unmask.dev/service=demo", "url": "http://demo.models.svc/v1", "modelName": "demo",
+        "resolvedImage": "registry.example/unmask-runtime:0.1.0", "modelLoad": {"phase": "loaded", "percent": 100},
+    }  # fmt: skip
 
 
 EXITED = pod("crash_loop_running")

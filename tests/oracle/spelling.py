@@ -35,13 +35,9 @@ def _model_type(model_type: str, architecture: str) -> dict[str, Any]:
 
 _BARE = {"block_size": None, "attention_bias": None}
 _EXPERTS = {
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 8,
-    "norm_topk_prob": True,
-    "mlp_only_layers": [],
-    "decoder_sparse_step": 1,
-}
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "norm_topk_prob": True,
+    "mlp_only_layers": [], "decoder_sparse_step": 1,
+}  # fmt: skip
 _LLADA = {
     "d_model": 16, "n_heads": 4, "n_kv_heads": 4, "n_layers": 3, "mlp_ratio": 4, "mlp_hidden_size": 24,
     "activation_type": "silu", "block_type": "llama", "block_group_size": 1, "alibi": False, "rope": True,
@@ -72,18 +68,11 @@ _NEMOTRON = {
                         "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
 }  # fmt: skip
 _LLADA_NAMES = (
-    ("model.embed_tokens", "model.transformer.wte"),
-    ("model.layers.", "model.transformer.blocks."),
-    ("model.norm", "model.transformer.ln_f"),
-    ("lm_head", "model.transformer.ff_out"),
-    ("self_attn.o_proj", "attn_out"),
-    ("self_attn.", ""),
-    ("input_layernorm", "attn_norm"),
-    ("post_attention_layernorm", "ff_norm"),
-    ("mlp.gate_proj", "ff_proj"),
-    ("mlp.up_proj", "up_proj"),
-    ("mlp.down_proj", "ff_out"),
-)
+    ("model.embed_tokens", "model.transformer.wte"), ("model.layers.", "model.transformer.blocks."),
+    ("model.norm", "model.transformer.ln_f"), ("lm_head", "model.transformer.ff_out"), ("self_attn.o_proj", "attn_out"),
+    ("self_attn.", ""), ("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ff_norm"),
+    ("mlp.gate_proj", "ff_proj"), ("mlp.up_proj", "up_proj"), ("mlp.down_proj", "ff_out"),
+)  # fmt: skip
 _DREAM = Kind(_model_type("Dream", "DreamModel"), "Qwen2", config_fields=_BARE)
 KINDS: dict[str, Kind] = {
     "sdar": Kind(_model_type("sdar", "SDARForCausalLM"), "Qwen3", qk_norm=True),
@@ -107,12 +96,8 @@ KINDS: dict[str, Kind] = {
                                tensor_names=(("lm_head", "diffusion_head"), ("model.", "encoder."))),
 }  # fmt: skip
 MODEL_TYPES = {
-    "Llama": "llama",
-    "Qwen2": "qwen2",
-    "Qwen3": "qwen3",
-    "Qwen3Moe": "qwen3_moe",
-    "Ministral3": "ministral3",
-}
+    "Llama": "llama", "Qwen2": "qwen2", "Qwen3": "qwen3", "Qwen3Moe": "qwen3_moe", "Ministral3": "ministral3",
+}  # fmt: skip
 
 
 def config_of(family: str, **changes: Any) -> dict[str, Any]:
@@ -137,18 +122,13 @@ def for_transformers(family: str, config: dict[str, Any]) -> dict[str, Any]:
         model = "Qwen2" if config["include_qkv_bias"] else "Llama"
         kv_heads = {None: config["n_kv_heads"], True: 1, False: config["n_heads"]}[config["multi_query_attention"]]
         config = {
-            "vocab_size": config["embedding_size"] or config["vocab_size"],
-            "hidden_size": config["d_model"],
+            "vocab_size": config["embedding_size"] or config["vocab_size"], "hidden_size": config["d_model"],
             "intermediate_size": config["mlp_hidden_size"] or config["mlp_ratio"] * config["d_model"],
-            "num_hidden_layers": config["n_layers"],
-            "num_attention_heads": config["n_heads"],
-            "num_key_value_heads": kv_heads or config["n_heads"],
-            "hidden_act": "silu",
-            "max_position_embeddings": config["max_sequence_length"],
-            "rms_norm_eps": config["rms_norm_eps"],
-            "rope_theta": config["rope_theta"],
-            "tie_word_embeddings": config["weight_tying"],
-        }
+            "num_hidden_layers": config["n_layers"], "num_attention_heads": config["n_heads"],
+            "num_key_value_heads": kv_heads or config["n_heads"], "hidden_act": "silu",
+            "max_position_embeddings": config["max_sequence_length"], "rms_norm_eps": config["rms_norm_eps"],
+            "rope_theta": config["rope_theta"], "tie_word_embeddings": config["weight_tying"],
+        }  # fmt: skip
     elif family == "llada_moe":
         config = config | {
             "intermediate_size": config["dense_intermediate_size"],

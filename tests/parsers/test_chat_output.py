@@ -268,15 +268,12 @@ def test_arguments_in_quotes_have_the_same_levels() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "<|tool_call>call:weather{city:<tool_call|>",
-        "<|tool_call>weather{}<tool_call|>",
-        "<|tool_call>call:f{a:1}}<tool_call|>",
-        '<|tool_call>call:f{a:<|"|>open}<tool_call|>',
-        "<|tool_call>call:f{a:" + "[" * 500 + "]" * 500 + "}<tool_call|>",
-        "<|tool_call>call:f{a:1e999}<tool_call|>",
+        "<|tool_call>call:weather{city:<tool_call|>", "<|tool_call>weather{}<tool_call|>",
+        "<|tool_call>call:f{a:1}}<tool_call|>", '<|tool_call>call:f{a:<|"|>open}<tool_call|>',
+        "<|tool_call>call:f{a:" + "[" * 500 + "]" * 500 + "}<tool_call|>", "<|tool_call>call:f{a:1e999}<tool_call|>",
         "<|tool_call>call:f{a:1 b:2}<tool_call|>",
     ],
-)
+)  # fmt: skip
 def test_malformed_calls_of_gemma_are_text(text: str) -> None:
     assert read(text, [], "gemma4") == {"reasoning": "", "content": text, "calls": []}
 

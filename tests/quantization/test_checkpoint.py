@@ -38,12 +38,8 @@ def wide(tmp_path_factory):
     """Returns a checkpoint with matrices whose sizes are multiples of 128, and with some whose sizes are not."""
     path = tmp_path_factory.mktemp("wide")
     sizes = {
-        "hidden_size": 128,
-        "moe_intermediate_size": 128,
-        "intermediate_size": 384,
-        "num_experts": 4,
-        "head_dim": 32,
-    }
+        "hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": 384, "num_experts": 4, "head_dim": 32,
+    }  # fmt: skip
     write_tiny(path, seed=9, vocab=64, **sizes)
     return path
 

@@ -49,13 +49,9 @@ RAISED: dict[str, dict[str, Any]] = {
 TRIALS = {"compile_seconds": 120.0, "translate_seconds": 60.0, "answer_seconds": HOUR, "start_seconds": HOUR}
 MASKS = {"seconds": HOUR, "token_seconds": 0.0}
 CONNECTIONS = {
-    "head_seconds": 300.0,
-    "body_seconds": 300.0,
-    "idle_seconds": 300.0,
-    "stall_seconds": 300.0,
-    "drain_seconds": 300.0,
+    "head_seconds": 300.0, "body_seconds": 300.0, "idle_seconds": 300.0, "stall_seconds": 300.0, "drain_seconds": 300.0,
     "quiet_seconds": 60.0,
-}
+}  # fmt: skip
 
 
 def raise_limits(role: str) -> None:

@@ -15,11 +15,8 @@ from tests.server.dialects import CHAT, MESSAGES, RESPONSES, ask, read, request
 from tests.server.harness import ServerProcess
 
 SCHEMA = {
-    "type": "object",
-    "properties": {"zip": {"type": "integer"}},
-    "required": ["zip"],
-    "additionalProperties": False,
-}
+    "type": "object", "properties": {"zip": {"type": "integer"}}, "required": ["zip"], "additionalProperties": False,
+}  # fmt: skip
 ASKED = "Write JSON for a person named Bob."
 # The model of each route, and the path of the format.
 ROUTES: dict[str, tuple[Any, str]] = {

@@ -241,15 +241,12 @@ def test_incomplete_heads_are_evicted_before_an_answer() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        KEEP_ALIVE * 500,
-        b"GET /half",
-        b"POST /refuse HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
+        KEEP_ALIVE * 500, b"GET /half", b"POST /refuse HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
         b"POST /x HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
         b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 300 + b"\r\n",
-        b"NONSENSE\r\n\r\n",
-        GET,
+        b"NONSENSE\r\n\r\n", GET,
     ],
-)
+)  # fmt: skip
 def test_memory_of_connections_is_released(data: bytes) -> None:
     """Reference cycles would hold an attacker's memory until the next full collection."""
     with wired() as server:

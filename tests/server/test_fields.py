@@ -211,16 +211,11 @@ def test_a_base_url_without_v1_serves_too(server: ServerProcess) -> None:
 @pytest.mark.parametrize(
     ("path", "suggestion"),
     [
-        ("/v1/chat/completion", "/v1/chat/completions"),
-        ("/v1/v1/chat/completions", "/v1/chat/completions"),
-        ("/v1/message", "/v1/messages"),
-        ("/genrate", "/generate"),
-        ("/v1/chat/completions/", "/v1/chat/completions"),
-        ("/wp-login.php", None),
-        ("/" + "v1/chat/completions" * 4, None),
-        ("/%20%0a", None),
+        ("/v1/chat/completion", "/v1/chat/completions"), ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/message", "/v1/messages"), ("/genrate", "/generate"), ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/wp-login.php", None), ("/" + "v1/chat/completions" * 4, None), ("/%20%0a", None),
     ],
-)
+)  # fmt: skip
 def test_an_unknown_route_suggests_a_similar_one(client: httpx.Client, path: str, suggestion: str | None) -> None:
     answer = client.post(path, json={})
     assert answer.status_code == 404
@@ -295,15 +290,11 @@ def test_integers_within_other_fields_accept_integral_floats(
 
 # Each route, the name of its token limit, and further fields.
 LIMITS: list[tuple[str, str, dict[str, Any]]] = [
-    (CHAT, "max_tokens", {}),
-    (CHAT, "max_completion_tokens", {"max_tokens": None}),
-    (TEXT, "max_tokens", {}),
+    (CHAT, "max_tokens", {}), (CHAT, "max_completion_tokens", {"max_tokens": None}), (TEXT, "max_tokens", {}),
     (TEXT, "max_tokens", {"prompt": "x" * 480, "suffix": "more", "logit_bias": None}),
-    (RESPONSES, "max_output_tokens", {}),
-    (MESSAGES, "max_tokens", {}),
-    (GENERATE, "max_tokens", {}),
+    (RESPONSES, "max_output_tokens", {}), (MESSAGES, "max_tokens", {}), (GENERATE, "max_tokens", {}),
     (GENERATE, "max_tokens", {"prompt": None, "messages": [USER]}),
-]
+]  # fmt: skip
 LENGTH = 512  # of the tiny model, prompt and answer together
 
 

@@ -175,14 +175,11 @@ def test_the_logged_url_can_be_opened_on_this_machine(host: str, url: str, reach
 @pytest.mark.parametrize(
     ("address", "logged"),
     [
-        ("::ffff:10.0.0.1", "10.0.0.1"),
-        ("10.0.0.1", "10.0.0.1"),
-        ("::1", "::1"),
-        ("2001:db8::ffff:1", "2001:db8::ffff:1"),
-        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("::ffff:10.0.0.1", "10.0.0.1"), ("10.0.0.1", "10.0.0.1"), ("::1", "::1"),
+        ("2001:db8::ffff:1", "2001:db8::ffff:1"), ("fe80::1%eth0", "fe80::1%eth0"),
         ("::ffff:0:a00:1", "::ffff:0:a00:1"),
     ],
-)
+)  # fmt: skip
 def test_a_mapped_address_is_logged_as_ipv4(address: str, logged: str) -> None:
     assert unmapped(address) == logged
 

@@ -25,13 +25,9 @@ from tests.wait import TIMEOUT
 
 # All checks of a single answer but `positive_data_acceptance`: fields that a schema allows may exclude each other.
 CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    negative_data_rejection,
-    response_schema_conformance,
-    response_headers_conformance,
-]
+    not_a_server_error, status_code_conformance, content_type_conformance, negative_data_rejection,
+    response_schema_conformance, response_headers_conformance,
+]  # fmt: skip
 OPERATIONS = [
     ("POST", "/generate"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/responses"),
     ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"), ("POST", "/v1/infill"), ("POST", "/tokenize"),

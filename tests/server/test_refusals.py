@@ -48,15 +48,10 @@ def holding(part: Any, role: str = "user") -> dict[str, Any]:
 
 
 BASES: dict[str, dict[str, Any]] = {
-    CHAT: request(CHAT, "hello", max_tokens=8),
-    RESPONSES: request(RESPONSES, "hello", max_tokens=8),
-    MESSAGES: request(MESSAGES, "hello", max_tokens=8),
-    "/v1/messages/count_tokens": {"messages": [USER]},
-    TEXT: {},
-    GENERATE: {},
-    INFILL: {},
-    "/tokenize": {},
-}
+    CHAT: request(CHAT, "hello", max_tokens=8), RESPONSES: request(RESPONSES, "hello", max_tokens=8),
+    MESSAGES: request(MESSAGES, "hello", max_tokens=8), "/v1/messages/count_tokens": {"messages": [USER]}, TEXT: {},
+    GENERATE: {}, INFILL: {}, "/tokenize": {},
+}  # fmt: skip
 # Bodies that are refused, by route and the name of the field in the error.
 CASES: dict[str, dict[str, list[dict[str, Any]]]] = {
     TEXT: {

@@ -127,14 +127,11 @@ def test_blank_lines_in_a_chunked_body_are_limited() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GET / HTTP/1.1\nConnection: Upgrade\nUpgrade: h2c\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/1.1\nConnection: Upgrade\nUpgrade: h2c\r\n\r\n",
         b"POST / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade : h2c\r\nContent-Length: 3\r\n\r\nabc",
-        b"GET / HTTP/1.1\r\nA: b\r\n\nGET / HTTP/1.1\r\n\r\n",
-        b"GET /a b HTTP/1.1\r\nhalf",
-        b"GET / HTTP/3.1\r\nhalf",
+        b"GET / HTTP/1.1\r\nA: b\r\n\nGET / HTTP/1.1\r\n\r\n", b"GET /a b HTTP/1.1\r\nhalf", b"GET / HTTP/3.1\r\nhalf",
     ],
-)
+)  # fmt: skip
 def test_other_protocols_and_line_ends_are_refused(data: bytes) -> None:
     sent, _ = asyncio.run(exchange([data + INNER]))
     assert [one[0] for one in answers(sent)] == [400]

@@ -89,10 +89,7 @@ ZOD: dict[str, dict[str, Any]] = {
             "additionalProperties": FLOAT,
         }
         for format, pattern in (
-            ("uuid", UUID_OF_ANY_VERSION),
-            ("email", EMAIL_OF_4_6),
-            ("date", DATE),
-            ("date-time", DATE_TIME),
+            ("uuid", UUID_OF_ANY_VERSION), ("email", EMAIL_OF_4_6), ("date", DATE), ("date-time", DATE_TIME),
         )
     },
     "email": _text("email", EMAIL),

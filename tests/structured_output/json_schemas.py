@@ -9,12 +9,9 @@ TEXTS = ("", "a", "b", "ab", "abc", "x1", "2024-02-29", "a\nb")
 PATTERNS = ("", "^a", "b$", "^[a-c]+$", "a.b", r"^\w*$", "^(?:a|b)*$", r"^a\/?b")
 ALWAYS = (True, {}, {"description": "anything"})
 DIALECTS = (
-    None,
-    None,
-    "https://json-schema.org/draft/2020-12/schema",
-    "https://json-schema.org/draft/2019-09/schema",
+    None, None, "https://json-schema.org/draft/2020-12/schema", "https://json-schema.org/draft/2019-09/schema",
     "http://json-schema.org/draft-07/schema#",
-)
+)  # fmt: skip
 
 
 def document(rng: random.Random) -> dict[str, Any]:

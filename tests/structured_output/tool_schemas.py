@@ -143,12 +143,8 @@ def _drafted(schema: Schema) -> Schema:
         for i, (name, each) in enumerate(schema["properties"].items())
     }
     return {
-        "title": "Arguments",
-        "$comment": "generated",
-        **schema,
-        "properties": annotated,
-        "unevaluatedProperties": True,
-    }
+        "title": "Arguments", "$comment": "generated", **schema, "properties": annotated, "unevaluatedProperties": True,
+    }  # fmt: skip
 
 
 WITH_PROPERTIES = [schema for schema in BASIC if "properties" in schema]

@@ -157,13 +157,10 @@ DETAILS = """{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ loop.p
 
 # Templates by the families of docs/models/index.md whose templates they resemble.
 TEMPLATES = {
-    "SDAR, Dream, DiffuCoder, Fast-dLLM v2, DreamReasoner, Nemotron": IM,
-    "LLaDA2, LLaDA-MoE": ROLES,
-    "LLaDA": HEADERS,
-    "DiffuLLaMA, iLLaDA, Stable-DiffCoder": INSTRUCTIONS,
-    "DiffusionGemma": MACROS,
+    "SDAR, Dream, DiffuCoder, Fast-dLLM v2, DreamReasoner, Nemotron": IM, "LLaDA2, LLaDA-MoE": ROLES, "LLaDA": HEADERS,
+    "DiffuLLaMA, iLLaDA, Stable-DiffCoder": INSTRUCTIONS, "DiffusionGemma": MACROS,
     "further filters and globals": DETAILS,
-}
+}  # fmt: skip
 # Templates that compare, search or cut text with special tokens that they wrote themselves.
 OWN_TEXT = {
     "a token that was appended": "{% for m in messages %}{% set c = m.content %}{% if m.role == 'assistant' %}{% set c = c ~ '<|im_end|>' %}{% endif %}<|im_start|>{{ c }}{% if '<|im_end|>' not in c %}<|im_end|>{% endif %}{% endfor %}",

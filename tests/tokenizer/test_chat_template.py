@@ -185,27 +185,14 @@ def test_tojson_takes_the_arguments_of_transformers_in_its_order() -> None:
 
 HUGE = 3_000_000_000
 ALLOCATING = [
-    "{{ messages | tojson(indent=n) }}",
-    "{{ messages | tojson(indent=3000000000) }}",
-    "{{ messages | tojson(separators=['x' * 9000 * 2, ':']) }}",
-    "{{ 'x' | center(n) }}",
-    "{{ 'x'.center(n) }}",
-    "{{ 'x'.ljust(n) }}",
-    "{{ '7'.zfill(n) }}",
-    "{{ '\t'.expandtabs(n) }}",
-    "{{ 'a\nb' | indent(n) }}",
-    "{{ '%3000000000d' | format(1) }}",
-    "{{ '%3000000000d' % 1 }}",
-    "{{ '%.3000000000f' % 1 }}",
-    "{{ '%*d' % (n, 1) }}",
-    "{{ '%(a)3000000000d' % {'a': 1} }}",
-    "{{ '{:3000000000}'.format(1) }}",
-    "{{ '{:{}}'.format(1, n) }}",
-    "{{ '{a:{b}}'.format(a=1, b=n) }}",
-    "{{ '{a:3000000000}'.format_map({'a': 1}) }}",
-    "{{ ('a' * 9999) | replace('a', 'b' * 9999) }}",
-    "{{ ('a' * 9999).replace('a', 'b' * 9999) }}",
-]
+    "{{ messages | tojson(indent=n) }}", "{{ messages | tojson(indent=3000000000) }}",
+    "{{ messages | tojson(separators=['x' * 9000 * 2, ':']) }}", "{{ 'x' | center(n) }}", "{{ 'x'.center(n) }}",
+    "{{ 'x'.ljust(n) }}", "{{ '7'.zfill(n) }}", "{{ '\t'.expandtabs(n) }}", "{{ 'a\nb' | indent(n) }}",
+    "{{ '%3000000000d' | format(1) }}", "{{ '%3000000000d' % 1 }}", "{{ '%.3000000000f' % 1 }}", "{{ '%*d' % (n, 1) }}",
+    "{{ '%(a)3000000000d' % {'a': 1} }}", "{{ '{:3000000000}'.format(1) }}", "{{ '{:{}}'.format(1, n) }}",
+    "{{ '{a:{b}}'.format(a=1, b=n) }}", "{{ '{a:3000000000}'.format_map({'a': 1}) }}",
+    "{{ ('a' * 9999) | replace('a', 'b' * 9999) }}", "{{ ('a' * 9999).replace('a', 'b' * 9999) }}",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("source", ALLOCATING)
@@ -232,14 +219,10 @@ def test_indented_json_is_limited_as_it_is_written(monkeypatch: pytest.MonkeyPat
     "expression",
     [
         "messages[1].tool_calls[0].function.arguments | tojson",
-        "messages[1].tool_calls[0].function.arguments | string",
-        "messages[1].tool_calls[0] | tojson",
-        "messages[1].tool_calls | tojson",
-        "messages[1] | tojson",
-        "messages | tojson",
-        "messages",
+        "messages[1].tool_calls[0].function.arguments | string", "messages[1].tool_calls[0] | tojson",
+        "messages[1].tool_calls | tojson", "messages[1] | tojson", "messages | tojson", "messages",
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("innermost", [1, "a", [], {}])
 def test_calls_with_the_deepest_arguments_can_be_sent_back(expression: str, innermost: Any) -> None:
     has_brackets = isinstance(innermost, list | dict)

@@ -227,13 +227,9 @@ def test_deeply_nested_json_is_one_sentence(model: Path) -> None:
 
 
 KERNELS = (
-    "/proc/self/environ",
-    "/proc/thread-self/environ",
-    "/proc/self/task/../environ",
-    "/sys/kernel/uevent_seqnum",
-    "/dev/null",
-    "/dev/fd/0",
-)
+    "/proc/self/environ", "/proc/thread-self/environ", "/proc/self/task/../environ", "/sys/kernel/uevent_seqnum",
+    "/dev/null", "/dev/fd/0",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("path", KERNELS)

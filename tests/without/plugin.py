@@ -48,9 +48,6 @@ class Failures:
             line = next((line for line in why if line.startswith("E ")), why[-1])
             with self.path.open("a", encoding="utf-8") as file:
                 record = {
-                    "test": report.nodeid,
-                    "all_entries": all_entries,
-                    "why": line[1:].strip(),
-                    "fixtures": fixtures,
-                }
+                    "test": report.nodeid, "all_entries": all_entries, "why": line[1:].strip(), "fixtures": fixtures,
+                }  # fmt: skip
                 file.write(json.dumps(record) + "\n")

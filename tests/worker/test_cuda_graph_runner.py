@@ -146,12 +146,8 @@ def test_sizes_of_blocks_include_a_padding_block() -> None:
     assert (padded.blocks, padded.size) == (7, 8)
     (larger,) = padded.groups
     assert (larger.blocks, larger.num_filtered, larger.num_random, larger.rows, larger.history_len) == (
-        7,
-        16,
-        48,
-        64,
-        16,
-    )
+        7, 16, 48, 64, 16,
+    )  # fmt: skip
     assert sizes.pad_sample(SampleDescriptor(9, 8, (group,))) is None
 
 
