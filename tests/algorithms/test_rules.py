@@ -211,14 +211,9 @@ def test_a_block_that_need_not_advance_unmasks_nothing_below_the_threshold(
 
 
 def check(
-    got: BlockUpdate,
-    row: int,
-    b: oracle.Block,
-    logits: np.ndarray,
-    p: oracle.Params,
-    force: bool,
+    got: BlockUpdate, row: int, b: oracle.Block, logits: np.ndarray, p: oracle.Params, force: bool,
     shape: oracle.Shape = SHAPE,
-) -> None:
+) -> None:  # fmt: skip
     """Asserts that the decision about a block equals the oracle's, and applies it to the oracle's block."""
     if b.ended:
         return

@@ -137,13 +137,9 @@ def own_fields(draw: st.DrawFn, setup: Setup) -> dict[str, Any]:
 
 @st.composite
 def setups(
-    draw: st.DrawFn,
-    max_len: int = 40,
-    block: int | None = None,
-    buffer: int | None = None,
-    strategy: str = "multi_bd",
+    draw: st.DrawFn, max_len: int = 40, block: int | None = None, buffer: int | None = None, strategy: str = "multi_bd",
     shift: bool | None = None,
-) -> Setup:
+) -> Setup:  # fmt: skip
     """Servers with pages smaller and larger than the block. Budgets and pools may just suffice for one request."""
     if strategy == "insert_delete":
         return replace(draw(setups(max_len, block, buffer or draw(st.integers(1, 3)))), orders=ORDERS)

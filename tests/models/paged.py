@@ -17,13 +17,9 @@ from runtime.weights.loader import load_model
 
 
 def make_batch(
-    rows: Sequence[tuple[list[int], int, int]],
-    tables: torch.Tensor,
-    *,
-    block_size: int,
-    page_size: int,
+    rows: Sequence[tuple[list[int], int, int]], tables: torch.Tensor, *, block_size: int, page_size: int,
     prompt: int = 0,
-) -> ForwardBatch:
+) -> ForwardBatch:  # fmt: skip
     """Returns the batch of a forward. See docs/research/decoding-rules.md#visible-keys.
 
     Args:
@@ -70,18 +66,9 @@ def poisoned_pool(
 
 
 def logits_in_chunks(
-    model: Model,
-    sequences: Sequence[list[int]],
-    *,
-    block_size: int,
-    page_size: int,
-    chunk_blocks: Sequence[int],
-    prompt: int = 0,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    layout: str = "unified",
-) -> list[torch.Tensor]:
+    model: Model, sequences: Sequence[list[int]], *, block_size: int, page_size: int, chunk_blocks: Sequence[int],
+    prompt: int = 0, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu", layout: str = "unified",
+) -> list[torch.Tensor]:  # fmt: skip
     """Returns the logits [len, vocab] of each sequence. All sequences run in the same forwards.
 
     Args:
@@ -107,16 +94,10 @@ def logits_in_chunks(
 
 
 def load(
-    path: Path,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    attn_impl: str | None = None,
-    name: str | None = None,
-    quantization: str | None = None,
-    group: TensorParallelGroup = SINGLE_RANK,
-    deals: bool = False,
-    progress: Progress | None = None,
-) -> Model:
+    path: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", attn_impl: str | None = None,
+    name: str | None = None, quantization: str | None = None, group: TensorParallelGroup = SINGLE_RANK,
+    deals: bool = False, progress: Progress | None = None,
+) -> Model:  # fmt: skip
     """Loads the model of a checkpoint, or a rank's shard of it. `name`: the value of --model-name."""
     checkpoint = resolve_checkpoint(str(path))
     family = resolve_family(name, checkpoint.config)

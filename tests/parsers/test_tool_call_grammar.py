@@ -69,13 +69,9 @@ def _library(directory: Path) -> Any:
 
 
 def made(
-    verdict: Verdict,
-    mode: CallMode | None,
-    *,
-    form: Any = None,
-    thought: ReasoningFormat | None = None,
+    verdict: Verdict, mode: CallMode | None, *, form: Any = None, thought: ReasoningFormat | None = None,
     single: bool = False,
-) -> str:
+) -> str:  # fmt: skip
     assert HERMES is not None
     held = None if mode is None else ToolCallConstraint(HERMES, TOOLS, mode, single)
     asked = "" if form is None else grammar_of({"json": form}, "response_format")

@@ -38,15 +38,9 @@ class ServerProcess:
     """A server process, ``python -m MODULE ARGS``, on a free port."""
 
     def __init__(
-        self,
-        *args: str,
-        module: str | None = None,
-        env: dict[str, str] | None = None,
-        files: int | None = None,
-        limits: dict[str, float] | None = None,
-        program: tuple[str, ...] = (),
-        cwd: Path = ROOT,
-    ) -> None:
+        self, *args: str, module: str | None = None, env: dict[str, str] | None = None, files: int | None = None,
+        limits: dict[str, float] | None = None, program: tuple[str, ...] = (), cwd: Path = ROOT,
+    ) -> None:  # fmt: skip
         """Starts the process.
 
         Args:
