@@ -77,29 +77,18 @@ def blocks(draw: st.DrawFn, size: int) -> oracle.Block:
 def parameters(draw: st.DrawFn, algorithm: str) -> oracle.Params:
     level = st.sampled_from([0.0, 0.1, 0.2, 0.4, 0.9, 1.0])
     return oracle.Params(
-        max_tokens=1,
-        algorithm=algorithm,
-        accept_threshold=draw(level),
-        edit_threshold=draw(level),
-        remask_threshold=draw(level) if algorithm == "threshold" else 0.0,
-        max_post_edit_steps=draw(st.integers(0, 3)),
-        penalty_lambda=draw(st.sampled_from([0.0, 1.0])),
-        max_steps_per_block=draw(st.integers(1, 8)),
-        steps=draw(st.integers(1, 6)),
-        confidence_metric=draw(st.sampled_from(["max_prob", "margin", "neg_entropy"])),
+        max_tokens=1, algorithm=algorithm, accept_threshold=draw(level), edit_threshold=draw(level),
+        remask_threshold=draw(level) if algorithm == "threshold" else 0.0, max_post_edit_steps=draw(st.integers(0, 3)),
+        penalty_lambda=draw(st.sampled_from([0.0, 1.0])), max_steps_per_block=draw(st.integers(1, 8)),
+        steps=draw(st.integers(1, 6)), confidence_metric=draw(st.sampled_from(["max_prob", "margin", "neg_entropy"])),
         factor=draw(st.sampled_from([0.0, 0.5, 1.0, 1.7, 2.5])),
-        entropy_bound=draw(st.sampled_from([0.0, 1.0, 2.5, 4.0, 100.0])),
-        low_threshold=draw(level),
-        local_leap_anchor=draw(level),
-        local_leap_neighbor=draw(level),
-        local_leap_radius=draw(st.integers(0, 4)),
-        credit_weight=draw(st.sampled_from([0.0, 0.7, 3.0])),
-        credit_decay=draw(st.sampled_from([0.0, 0.8, 1.0])),
+        entropy_bound=draw(st.sampled_from([0.0, 1.0, 2.5, 4.0, 100.0])), low_threshold=draw(level),
+        local_leap_anchor=draw(level), local_leap_neighbor=draw(level), local_leap_radius=draw(st.integers(0, 4)),
+        credit_weight=draw(st.sampled_from([0.0, 0.7, 3.0])), credit_decay=draw(st.sampled_from([0.0, 0.8, 1.0])),
         credit_power=draw(st.sampled_from([0.2, 1.0])),
         suppress_eos=draw(st.sampled_from(["none", "confidence", "logits"])),
-        token_merge_top_k=draw(st.sampled_from([1, 2, 3, 20])),
-        others=draw(other_fields(algorithm, SHAPE.block)),
-    )
+        token_merge_top_k=draw(st.sampled_from([1, 2, 3, 20])), others=draw(other_fields(algorithm, SHAPE.block)),
+    )  # fmt: skip
 
 
 def values(rule: UnmaskingAlgorithm, p: oracle.Params) -> dict[str, Any]:
@@ -131,19 +120,15 @@ def plan_of(
         groups.append(AlgorithmBatch(rule, np.array(members), rows, int(wants), memory))
     unstable = np.array([get_algorithm(p.algorithm).may_revise(values(get_algorithm(p.algorithm), p)) for p in params])
     return DenoiseBlocks(
-        rows=np.arange(n) * size,
-        tokens=np.array([b.tokens for b in several]),
-        state=state,
-        sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]),
-        must_advance=np.array(force),
+        rows=np.arange(n) * size, tokens=np.array([b.tokens for b in several]), state=state,
+        sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]), must_advance=np.array(force),
         num_advance_steps=np.array([b.force_steps for b in several]),
         initial_masks=np.array([len(b.free) for b in several]),
         step_budget=np.array([b.step_budget or 0 for b in several]),
         post_edit_steps=np.array([b.post_steps for b in several]),
-        remasked=np.array([[i in b.remasked for i in range(size)] for b in several]),
-        sampling=None,
+        remasked=np.array([[i in b.remasked for i in range(size)] for b in several]), sampling=None,
         groups=tuple(groups),
-    )
+    )  # fmt: skip
 
 
 def direct_head() -> LMHead:

@@ -23,20 +23,17 @@ def test_accepts(subject):
 @pytest.mark.parametrize(
     ("subject", "problem"),
     [
-        ("", "no subject"),
-        ("Fix the page count", "not `area: imperative summary`"),
+        ("", "no subject"), ("Fix the page count", "not `area: imperative summary`"),
         ("Engine: fix the page count", "not `area: imperative summary`"),
         ("engine:fix the page count", "not `area: imperative summary`"),
         ("engine:  fix the page count", "not `area: imperative summary`"),
-        ("engine:", "not `area: imperative summary`"),
-        (": fix the page count", "not `area: imperative summary`"),
+        ("engine:", "not `area: imperative summary`"), (": fix the page count", "not `area: imperative summary`"),
         ("engine, server: fix the page count", "not `area: imperative summary`"),
         ("Merge the engine", "not `area: imperative summary`"),
-        ("Revert engine: fix", "not `area: imperative summary`"),
-        ("engine: fix the page count.", "period"),
+        ("Revert engine: fix", "not `area: imperative summary`"), ("engine: fix the page count.", "period"),
         ("engine: " + "x" * 65, "73 characters, at most 72"),
     ],
-)
+)  # fmt: skip
 def test_rejects_with_the_reason(subject, problem):
     assert problem in problem_of(subject)
 

@@ -136,16 +136,13 @@ def states(draw: st.DrawFn) -> Observed:
         one["metadata"] |= {"name": f"demo-p{number}", "uid": f"p{number}"}
     uids = [one["metadata"]["uid"] for one in pods]
     return replace(
-        observed,
-        pods=pods,
-        loads={uid: Load(draw(ANY), draw(st.floats(0, 100))) for uid in uids if draw(BOOLS)},
+        observed, pods=pods, loads={uid: Load(draw(ANY), draw(st.floats(0, 100))) for uid in uids if draw(BOOLS)},
         revisions={uid: draw(ANY) for uid in uids if draw(BOOLS)},
         adapters={uid: {"a": draw(ADAPTER)} for uid in uids if draw(BOOLS)},
         pod_events={uid: draw(st.lists(st.builds(PodEvent, TEXTS, ANY, BOOLS), max_size=3)) for uid in uids},
         decision=draw(st.one_of(st.none(), st.builds(Decision, st.integers(0, 9), ANY, BOOLS))),
-        refusals={SERVICE: draw(ANY)} if draw(BOOLS) else {},
-        failures={SERVICE: draw(ANY)} if draw(BOOLS) else {},
-    )
+        refusals={SERVICE: draw(ANY)} if draw(BOOLS) else {}, failures={SERVICE: draw(ANY)} if draw(BOOLS) else {},
+    )  # fmt: skip
 
 
 @examples(300)

@@ -171,20 +171,17 @@ ARGUMENTS = (
     {}, {"city": "a"}, {"city": "a", "x": 1}, {"n": 1}, {"n": 1, "x": 1}, {"city": "a", "n": 1}, {"x": 1, "n": 1},
 )  # fmt: skip
 CLOSED: dict[str, tuple[Any, list[int]]] = {
-    "plain": (CITY, [1]),
-    "reference": (CITY_REF, [1]),
-    "all of one": ({"allOf": [CITY]}, [1]),
+    "plain": (CITY, [1]), "reference": (CITY_REF, [1]), "all of one": ({"allOf": [CITY]}, [1]),
     "all of a reference": ({"allOf": [CITY_REF]}, [1]),
     "all of two": ({"allOf": [CITY, {"properties": {"n": {"type": "integer"}}}]}, [1, 5]),
-    "any of two": ({"anyOf": [CITY, N]}, [1, 3]),
-    "any of references": ({"anyOf": [CITY_REF, N]}, [1, 3]),
+    "any of two": ({"anyOf": [CITY, N]}, [1, 3]), "any of references": ({"anyOf": [CITY_REF, N]}, [1, 3]),
     "one of two": ({"oneOf": [CITY, N]}, [1, 3]),
     "any of two beside a property": ({"properties": {"x": {"type": "integer"}}, "anyOf": [CITY, N]}, [1, 3, 6]),
     "all of a choice": ({"allOf": [{"anyOf": [CITY, N]}]}, [1, 3, 5]),
     "open": ({**CITY, "additionalProperties": {"type": "integer"}}, [1, 2, 5]),
     "an open alternative": ({"anyOf": [{**CITY, "additionalProperties": {"type": "integer"}}, N]}, [1, 2, 3, 5]),
     "no arguments": ({}, [0]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("parameters", "accepted"), CLOSED.values(), ids=CLOSED)

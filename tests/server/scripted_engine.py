@@ -57,12 +57,8 @@ class ScriptedEngine(FakeEngine):
                 self.abort(spec.id)
             outputs.append(
                 EngineOutput(
-                    id=spec.id,
-                    nfe=done + 1,
-                    new_tokens=[token for token in new if token != EOS],
-                    finish_reason=("stop" if eos else "length") if ended else None,
-                    cached_tokens=0,
-                    queue_seconds=0.0,
+                    id=spec.id, nfe=done + 1, new_tokens=[token for token in new if token != EOS],
+                    finish_reason=("stop" if eos else "length") if ended else None, cached_tokens=0, queue_seconds=0.0,
                     eos=eos,
                 )
-            )
+            )  # fmt: skip

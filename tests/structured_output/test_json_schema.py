@@ -77,38 +77,20 @@ def test_many_rewritten_schemas_accept_nothing_that_the_originals_refuse() -> No
 
 
 FORBID_NOTHING: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (LIST, {"uniqueItems": False}),
-    (LIST, {"maxItems": 1, "uniqueItems": True}),
-    (LIST, {"minItems": 0}),
-    (LIST, {"contains": {"type": "string"}, "minContains": 0}),
-    (LIST, {"contains": True, "minContains": 0}),
-    (LIST, {"minContains": 3}),
-    (LIST, {"unevaluatedItems": True}),
-    (LIST, {"items": True, "unevaluatedItems": False}),
-    (OPEN, {"unevaluatedProperties": True}),
-    (OPEN, {"unevaluatedProperties": {}}),
-    (OPEN, {"additionalProperties": True, "unevaluatedProperties": False}),
-    (OPEN, {"additionalProperties": {}}),
-    (OPEN, {"propertyNames": True}),
-    (OPEN, {"propertyNames": {"type": "string"}}),
+    (LIST, {"uniqueItems": False}), (LIST, {"maxItems": 1, "uniqueItems": True}), (LIST, {"minItems": 0}),
+    (LIST, {"contains": {"type": "string"}, "minContains": 0}), (LIST, {"contains": True, "minContains": 0}),
+    (LIST, {"minContains": 3}), (LIST, {"unevaluatedItems": True}), (LIST, {"items": True, "unevaluatedItems": False}),
+    (OPEN, {"unevaluatedProperties": True}), (OPEN, {"unevaluatedProperties": {}}),
+    (OPEN, {"additionalProperties": True, "unevaluatedProperties": False}), (OPEN, {"additionalProperties": {}}),
+    (OPEN, {"propertyNames": True}), (OPEN, {"propertyNames": {"type": "string"}}),
     (OPEN, {"propertyNames": {"type": ["string", "null"], "description": "any", "minLength": 0}}),
-    (OPEN, {"propertyNames": {"minimum": 3}}),
-    (OPEN, {"propertyNames": {"anyOf": [{"const": "a"}, {}]}}),
-    (OPEN, {"minProperties": 0}),
-    (OPEN, {"dependentRequired": {}}),
-    (OPEN, {"dependentRequired": {"a": []}}),
-    (OPEN, {"dependentRequired": {"a": ["b"]}, "required": ["b"]}),
-    (OPEN, {"dependentSchemas": {"a": True}}),
-    (OPEN, {"dependencies": {"a": [], "b": {}}}),
-    (OPEN, {"patternProperties": {}}),
-    ({}, {"if": True}),
-    ({}, {"if": {"type": "null"}}),
-    ({}, {"if": {"type": "null"}, "then": {}, "else": True}),
-    ({}, {"then": {"type": "null"}}),
-    ({}, {"not": False}),
-    ({}, {"not": {"not": {}}}),
-    ({}, {"anyOf": [{"type": "null"}, {}]}),
-    ({}, {"allOf": [{}, True]}),
+    (OPEN, {"propertyNames": {"minimum": 3}}), (OPEN, {"propertyNames": {"anyOf": [{"const": "a"}, {}]}}),
+    (OPEN, {"minProperties": 0}), (OPEN, {"dependentRequired": {}}), (OPEN, {"dependentRequired": {"a": []}}),
+    (OPEN, {"dependentRequired": {"a": ["b"]}, "required": ["b"]}), (OPEN, {"dependentSchemas": {"a": True}}),
+    (OPEN, {"dependencies": {"a": [], "b": {}}}), (OPEN, {"patternProperties": {}}), ({}, {"if": True}),
+    ({}, {"if": {"type": "null"}}), ({}, {"if": {"type": "null"}, "then": {}, "else": True}),
+    ({}, {"then": {"type": "null"}}), ({}, {"not": False}), ({}, {"not": {"not": {}}}),
+    ({}, {"anyOf": [{"type": "null"}, {}]}), ({}, {"allOf": [{}, True]}),
     ({}, {"$comment": "x", "title": "x", "examples": [1], "readOnly": True, "x-y": {"not": {}}}),
     ({}, {"$anchor": "here", "$dynamicAnchor": "there", "$vocabulary": {}, "$recursiveAnchor": True}),
     ({}, {"discriminator": {"propertyName": "kind"}, "nullable": False, "deprecated": True}),
@@ -117,7 +99,7 @@ FORBID_NOTHING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"type": "string"}, {"minLength": 0, "description": None, "pattern": None}),
     ({"type": "integer"}, {"format": "int64", "pattern": "^(?!a)", "minLength": 3}),
     ({"enum": ["a", "b"]}, {"minItems": 3, "format": "unknown"}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("schema", "more"), FORBID_NOTHING, ids=[json.dumps(more) for _, more in FORBID_NOTHING])
@@ -159,26 +141,19 @@ def test_bounds_of_numbers_are_those_of_the_engine() -> None:
 
 NUMBER = {"type": "number"}
 NAMED: list[tuple[Any, Any]] = [
-    ({"enum": ["a", "b"]}, {"a", "b"}),
-    ({"type": "string", "enum": ["a", 3, "b"]}, {"a", "b"}),
-    ({"const": "a"}, {"a"}),
-    ({"$ref": "#/$defs/names"}, {"c", "d"}),
-    ({"allOf": [{"$ref": "#/$defs/names"}]}, {"c", "d"}),
-    ({"anyOf": [{"const": "a"}, {"enum": ["b"]}]}, {"a", "b"}),
+    ({"enum": ["a", "b"]}, {"a", "b"}), ({"type": "string", "enum": ["a", 3, "b"]}, {"a", "b"}),
+    ({"const": "a"}, {"a"}), ({"$ref": "#/$defs/names"}, {"c", "d"}),
+    ({"allOf": [{"$ref": "#/$defs/names"}]}, {"c", "d"}), ({"anyOf": [{"const": "a"}, {"enum": ["b"]}]}, {"a", "b"}),
     ({"oneOf": [{"const": "a"}, {"enum": ["a", "b"]}]}, {"b"}),
-    ({"allOf": [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}]}, {"b"}),
-    ({"enum": ["a", "bb"], "minLength": 2}, {"bb"}),
-    ({"enum": ["a", "ba"], "pattern": "^a"}, {"a"}),
-    ({"type": "integer"}, set()),
-    ({"$dynamicRef": "#names"}, {"c", "d"}),
-    ({"enum": ["a"], "not": {"type": "integer"}}, {"a"}),
+    ({"allOf": [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}]}, {"b"}), ({"enum": ["a", "bb"], "minLength": 2}, {"bb"}),
+    ({"enum": ["a", "ba"], "pattern": "^a"}, {"a"}), ({"type": "integer"}, set()),
+    ({"$dynamicRef": "#names"}, {"c", "d"}), ({"enum": ["a"], "not": {"type": "integer"}}, {"a"}),
     ({"enum": ["a"], "not": {"minimum": 3}}, set()),
     ({"enum": ["a"], "if": {"type": "string"}, "then": {"const": "a"}}, {"a"}),
     ({"enum": ["a"], "if": {"type": "null"}, "else": {"const": "b"}}, set()),
     ({"enum": ["a"], "if": {"const": "b"}, "then": {"const": "a"}, "else": {"const": "a"}}, {"a"}),
-    ({"enum": ["a"], "pattern": None, "minLength": None}, {"a"}),
-    (False, set()),
-]
+    ({"enum": ["a"], "pattern": None, "minLength": None}, {"a"}), (False, set()),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("names", "expected"), NAMED, ids=[json.dumps(names) for names, _ in NAMED])
