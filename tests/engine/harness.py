@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -398,9 +398,8 @@ def check_cached(engine: Engine, request: Request, setup: Setup) -> None:
     if setup.strategy == "full":
         assert request.num_computed_tokens == 0
     elif setup.strategy != "nemotron_diffusion":
-        assert (
-            request.num_computed_tokens - setup.oracle.first(request.prompt_len)
-        ) % setup.block == 0 or not request.num_computed_tokens
+        count = request.num_computed_tokens
+        assert not count or (count - setup.oracle.first(request.prompt_len)) % setup.block == 0
 
 
 def check_idle(engine: Engine) -> None:
@@ -423,12 +422,9 @@ class Run:
     """
 
     def __init__(
-        self,
-        setup: Setup,
-        engine: Engine | None = None,
-        logits_of: LogitsOf | None = None,
+        self, setup: Setup, engine: Engine | None = None, logits_of: LogitsOf | None = None,
         embedded: Embedded | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.setup = setup
         self.hashed = engine is None
         self.engine = engine or make_engine(setup)
@@ -484,22 +480,23 @@ class Run:
             if ask.logprobs is not None:
                 check_logprobs(self.received[id], self.setup, ask, self.logits_of)
 
+    def finish(self, *asks: Ask) -> Self:
+        """Adds requests, runs the engine to the end, and asserts that all outputs equal the oracle's."""
+        for ask in asks:
+            self.add(ask)
+        self.drain()
+        self.compare()
+        return self
+
 
 def run_all(setup: Setup, asks: Iterable[Ask]) -> Run:
-    """Adds all requests at once to an engine on the hash model, and runs it to the end."""
-    run = Run(setup)
-    for ask in asks:
-        run.add(ask)
-    run.drain()
-    return run
+    """Runs all requests at once on an engine on the hash model, see `Run.finish`."""
+    return Run(setup).finish(*asks)
 
 
 def run_schedule(
-    run: Run,
-    arrivals: Iterable[tuple[int, Ask]],
-    aborts: Iterable[tuple[int, int]],
-    preemptions: Iterable[int] = (),
-) -> None:
+    run: Run, arrivals: Iterable[tuple[int, Ask]], aborts: Iterable[tuple[int, int]], preemptions: Iterable[int] = (),
+) -> None:  # fmt: skip
     """Runs a schedule to the end, and asserts that all outputs equal the oracle's.
 
     Args:
@@ -521,5 +518,4 @@ def run_schedule(
             run.engine.scheduler._preempt(run.engine.scheduler._preemption_victim())
             check_accounting(run.engine)
         run.step()
-    run.drain()
-    run.compare()
+    run.finish()

@@ -52,8 +52,7 @@ def test_preemption_at_any_step_changes_nothing(case: str) -> None:
         if steps:
             run.engine.scheduler._preempt(request)
             assert [block.soft_tokens for block in request.blocks] == soft
-        run.drain()
-        run.compare()
+        run.finish()
         steps += 1
     assert steps > 4
     assert reused == (3 if strategy == "fast_dllm_v2" else 0)
@@ -80,8 +79,7 @@ def test_fast_dllm_v2_forwards_again_what_a_preemption_drops() -> None:
     assert (request.nfe, request.recompute_spans) == (nfe, [])
     run.step()
     assert request.nfe == nfe + 1
-    run.drain()
-    run.compare()
+    run.finish()
 
 
 def test_an_unaligned_prompt_of_fast_dllm_v2_finds_all_its_blocks() -> None:
@@ -120,7 +118,6 @@ def test_only_blocks_of_an_algorithm_with_a_history_have_one(p: Params) -> None:
     runner.results = watch  # type: ignore[method-assign]
     for n, algorithm in enumerate((p.algorithm, "threshold", p.algorithm)):
         run.add(Ask(tuple(range(n, n + 9)), replace(p, algorithm=algorithm, seed=n)))
-    run.drain()
-    run.compare()
+    run.finish()
     assert seen == {p.algorithm, "threshold"}
     assert max(records) > 1

@@ -231,9 +231,7 @@ def load(**flags: object) -> Engine:
     return load_engine(config)
 
 
-def test_graphs_of_few_requests_are_captured_at_start_and_the_others_while_idle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_graphs_of_few_requests_are_captured_at_start_and_others_while_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     with pretending(monkeypatch):
         engine = load()
         runner = engine.runner

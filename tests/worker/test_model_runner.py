@@ -33,10 +33,7 @@ def test_chunk_sizes_of_head_and_sampling_do_not_change_results(
     monkeypatch.setattr(sampler, "SAMPLING_CHUNK_ROWS", data.draw(st.integers(1, 4)))
     setup = data.draw(setups())
     run = Run(setup)
-    for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):
-        run.add(ask)
-    run.drain()
-    run.compare()
+    run.finish(*data.draw(st.lists(asks(setup), min_size=1, max_size=4)))
 
 
 class Listening(ModelRunner):
