@@ -279,9 +279,8 @@ def test_messages_in_the_troubleshooting_page_match_the_code():
     }
     page_text = page("docs/operations/troubleshooting.md").split("\n## The server does not start\n")[1]
     cells = re.findall(r"^\| (.*?) \|", page_text, re.MULTILINE)
-    messages = {span for cell in cells for span in cell.split("`")[1::2] if " " in span} - {
-        os.strerror(errno.EADDRINUSE)
-    }
+    messages = {span for cell in cells for span in cell.split("`")[1::2] if " " in span}
+    messages.remove(os.strerror(errno.EADDRINUSE))
     assert len(messages) > 15
     for part in (part.strip() for message in messages for part in message.split("...")):
         assert any(part in literal for literal in literals), part

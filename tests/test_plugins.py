@@ -179,13 +179,9 @@ def test_an_entry_point_of_an_installed_package_needs_no_flag(tmp_path: Path, ta
     code = "from runtime.plugins import load_plugins as load; load(()); load(())\n"
     code += "from runtime.strategies.registry import strategies; print('mine' in strategies())"
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+        [sys.executable, "-c", code], cwd=ROOT, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
     assert done.stdout == "True\n"
 
 

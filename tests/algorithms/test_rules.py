@@ -100,12 +100,9 @@ def param_row(rule: UnmaskingAlgorithm, p: oracle.Params) -> list[float]:
 
 
 def plan_of(
-    several: list[oracle.Block],
-    params: list[oracle.Params],
-    force: list[bool],
-    histories: list[History],
+    several: list[oracle.Block], params: list[oracle.Params], force: list[bool], histories: list[History],
     get_algorithm: Callable[[str], UnmaskingAlgorithm] = get_algorithm,
-) -> DenoiseBlocks:
+) -> DenoiseBlocks:  # fmt: skip
     """Returns the plan of one step of these blocks, as the engine builds it."""
     n, size = len(several), SHAPE.block
     state = np.array([[STATE[s] for s in b.state] for b in several], dtype=np.int8)
@@ -245,12 +242,9 @@ def test_draws_equal_the_oracles(
     logits = torch.from_numpy(rows)
     numbers = uniforms(np.array([seed], dtype=np.uint64), np.arange(n), np.full(n, 3))
     got = draw(
-        logits,
-        temperature=torch.tensor(temperature[:n], dtype=torch.float64),
-        top_k=torch.tensor(top_k[:n]),
-        top_p=torch.tensor(top_p[:n], dtype=torch.float64),
-        uniform=torch.from_numpy(numbers),
-    )
+        logits, temperature=torch.tensor(temperature[:n], dtype=torch.float64), top_k=torch.tensor(top_k[:n]),
+        top_p=torch.tensor(top_p[:n], dtype=torch.float64), uniform=torch.from_numpy(numbers),
+    )  # fmt: skip
     for i, row in enumerate(rows):
         expected = choose(row, temperature[i], top_k[i], top_p[i], seed, i, 3)
         assert got.token[i] == expected.token
@@ -269,12 +263,9 @@ def test_ties() -> None:
     assert DEFAULT_LOGITS_OPS.greedy(flat).token.tolist() == [0, 0]
     one = torch.ones(4, dtype=torch.float64)
     picked = draw(
-        torch.zeros(4, VOCAB, dtype=torch.float64),
-        temperature=one,
-        top_k=torch.full((4,), 3),
-        top_p=one,
+        torch.zeros(4, VOCAB, dtype=torch.float64), temperature=one, top_k=torch.full((4,), 3), top_p=one,
         uniform=torch.tensor([0.0, 0.34, 0.67, 0.999], dtype=torch.float64),
-    )
+    )  # fmt: skip
     assert picked.token.tolist() == [0, 1, 2, 2]
     assert np.flatnonzero(filtered(np.zeros(VOCAB), 3, 1.0)).tolist() == [0, 1, 2]
 

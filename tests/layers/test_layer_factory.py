@@ -64,9 +64,8 @@ def test_dense_gates_are_interleaved_where_a_kernel_needs_it(dtype, quantization
     build = LayerFactory.create("cuda", dtype, None, quantization, adapters, deterministic=deterministic)
     layer = GatedMLP(replace(build, device=torch.device("meta")), 32, 64)
     assert isinstance(layer.gate_up_proj.weight, LoRAWeight) == (adapters is not None)
-    assert (
-        isinstance(layer.gate_up_proj.weight.active, InterleavedWeight) == interleaved
-    )  # the active weight if no adapter changes it in this forward
+    # the active weight if no adapter changes it in this forward
+    assert isinstance(layer.gate_up_proj.weight.active, InterleavedWeight) == interleaved
     assert layer.gate_up_proj.weight.shape == (128, 32)
 
 

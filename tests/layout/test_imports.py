@@ -188,8 +188,5 @@ def test_the_operators_core_does_no_io():
 
 
 def test_imports_are_found_with_the_time_of_execution():
-    assert list(imports(ast.parse("from a import b\nif TYPE_CHECKING:\n    import c\ndef f():\n    import d"))) == [
-        ("a", "b", "module"),
-        ("c", "", "typing"),
-        ("d", "", "function"),
-    ]
+    tree = ast.parse("from a import b\nif TYPE_CHECKING:\n    import c\ndef f():\n    import d")
+    assert list(imports(tree)) == [("a", "b", "module"), ("c", "", "typing"), ("d", "", "function")]

@@ -185,8 +185,7 @@ WRONG = [
     ({"image__digest": "sha256:12"}, "digest"),
     ({"image__repository": "team/unmask-operator:1.0"}, "/image/repository"),
     ({"engine__image__repository": "host:5000/unmask-runtime:1.0"}, "/engine/image/repository"),
-    ({"watchSelector": "track in (canary)"}, "watchSelector"),
-    ({"watchSelector": "!a=b"}, "watchSelector"),
+    ({"watchSelector": "track in (canary)"}, "watchSelector"), ({"watchSelector": "!a=b"}, "watchSelector"),
     ({"engine__env": {"A": "x\ny"}}, "env"),
     ({"crds__enabled": False}, "crds: this value was removed, because the chart unmask-crds contains"),
     ({TOLERATION: [{"key": "a", "operator": "Exists", "value": "b"}]}, "tolerations"),
@@ -200,16 +199,14 @@ WRONG = [
     ({"commonAnnotations": {"helm.sh/hook": "pre-install"}}, "commonAnnotations: helm.sh/hook would prevent Helm"),
     ({"podAnnotations": {"meta.helm.sh/release-name": "x"}}, "podAnnotations: meta.helm.sh/release-name would"),
     ({"extraEnv": [{"name": "UNMASK_OPERATOR_PORT", "value": "1"}]}, "extraEnv: UNMASK_OPERATOR_PORT is a setting"),
-    ({"commonLabels": {"a": "b c"}}, "commonLabels"),
-    ({"podLabels": {"a": "b" * 64}}, "podLabels"),
-    ({"fullnameOverride": "a" * 51}, "fullnameOverride"),
-    ({"nameOverride": "a/b"}, "nameOverride"),
+    ({"commonLabels": {"a": "b c"}}, "commonLabels"), ({"podLabels": {"a": "b" * 64}}, "podLabels"),
+    ({"fullnameOverride": "a" * 51}, "fullnameOverride"), ({"nameOverride": "a/b"}, "nameOverride"),
     ({"imagePullSecrets": [{"names": "a"}]}, "imagePullSecrets"),
     ({"topologySpreadConstraints": [{"topologyKey": "a"}]}, "topologySpreadConstraints"),
     ({"service": {"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "SingleStack"}}, "service"),
     *(({"commonLabels": {key: "x"}}, f"commonLabels: {key} is set by the chart or by Kubernetes") for key in RESERVED),
     ({"podLabels": {"helm.sh/chart": "x"}}, "podLabels: helm.sh/chart is set by the chart or by Kubernetes"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("values", "sentence"), WRONG, ids=json.dumps)

@@ -152,11 +152,7 @@ class _Full:
 
 
 def decode_full(
-    memory: Memory,
-    prompt: Sequence[int],
-    params: Params,
-    shape: Shape,
-    pinned: Mapping[int, int] | None = None,
-) -> Result:
+    memory: Memory, prompt: Sequence[int], params: Params, shape: Shape, pinned: Mapping[int, int] | None = None,
+) -> Result:  # fmt: skip
     """Decodes one request to its end. `memory` must be empty."""
     return _Full(memory, prompt, params, shape, pinned or {}).run()

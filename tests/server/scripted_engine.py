@@ -20,12 +20,9 @@ class ScriptedEngine(FakeEngine):
     def __init__(self, configure: Configure, progress: Any, lost: Any) -> None:
         super().__init__(configure, progress, lost)
         self.info = msgspec.structs.replace(
-            self.info,
-            reasoning="think",
-            structured_output_error="scripts know no grammars",
-            vocab_size=272,
+            self.info, reasoning="think", structured_output_error="scripts know no grammars", vocab_size=272,
             max_token_id=271,
-        )
+        )  # fmt: skip
         self.tokenizer = make_tokenizer(tagged=True)
         self.scripts: dict[str, list[int]] = {}
 

@@ -30,12 +30,9 @@ def message(method: str, body: bytes, upgrade: bool, chunk: int, trailer: bool) 
 
 
 REQUESTS = st.tuples(
-    st.sampled_from(["GET", "POST"]),
-    st.sampled_from([b"", b"x", INNER, INNER * 40, b"\r\n\r\n" * 5]),
-    st.booleans(),
-    st.sampled_from([0, 1, 7, 500]),
-    st.booleans(),
-)
+    st.sampled_from(["GET", "POST"]), st.sampled_from([b"", b"x", INNER, INNER * 40, b"\r\n\r\n" * 5]), st.booleans(),
+    st.sampled_from([0, 1, 7, 500]), st.booleans(),
+)  # fmt: skip
 
 
 def responses_in(data: bytes) -> list[tuple[str, str, str]]:

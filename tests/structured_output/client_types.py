@@ -146,46 +146,25 @@ class Tree(BaseModel):
 
 # EmailStr of pydantic is left out, because it needs another package. Its schema has just a format.
 _TYPES: dict[str, Any] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "None": None,
-    "Literal": Literal["a", "b"],
-    "Enum": Color,
+    "str": str, "int": int, "float": float, "bool": bool, "None": None, "Literal": Literal["a", "b"], "Enum": Color,
     "list": list[int],
     "list with bounds": Annotated[list[int], Field(min_length=1, max_length=3)],
-    "tuple[int, str]": tuple[int, str],
-    "tuple[int, ...]": tuple[int, ...],
-    "dict[str, int]": dict[str, int],
-    "dict[Literal, int]": dict[Literal["a", "b"], int],
-    "dict[Enum, int]": dict[Color, int],
+    "tuple[int, str]": tuple[int, str], "tuple[int, ...]": tuple[int, ...], "dict[str, int]": dict[str, int],
+    "dict[Literal, int]": dict[Literal["a", "b"], int], "dict[Enum, int]": dict[Color, int],
     "Optional": Optional[int],  # noqa: UP045
     "Union": Union[int, str],  # noqa: UP007
     "discriminated Union": Annotated[Cat | Dog, Field(discriminator="kind")],
     "discriminated Union with defaults": Annotated[Circle | Square, Field(discriminator="kind")],
-    "nested model": Leaf,
-    "recursive model": Tree,
-    "alias": Annotated[int, Field(alias="other-name")],
+    "nested model": Leaf, "recursive model": Tree, "alias": Annotated[int, Field(alias="other-name")],
     "default": Annotated[int, Field(default=3)],
     "constr(pattern)": Annotated[str, Field(pattern=r"^[a-z]\d+$")],
     "constr(min, max)": Annotated[str, Field(min_length=1, max_length=3)],
     "conint": Annotated[int, Field(ge=1, lt=5)],
     "confloat(multiple_of)": Annotated[float, Field(multiple_of=0.5)],
-    "date": date,
-    "datetime": datetime,
-    "time": time,
-    "timedelta": timedelta,
-    "UUID": UUID,
-    "AnyUrl": AnyUrl,
-    "IPv4Address": IPv4Address,
-    "IPv4Network": IPv4Network,
-    "Path": Path,
-    "SecretStr": SecretStr,
-    "bytes": bytes,
-    "Base64Str": Base64Str,
-    "Decimal": Decimal,
-}
+    "date": date, "datetime": datetime, "time": time, "timedelta": timedelta, "UUID": UUID, "AnyUrl": AnyUrl,
+    "IPv4Address": IPv4Address, "IPv4Network": IPv4Network, "Path": Path, "SecretStr": SecretStr, "bytes": bytes,
+    "Base64Str": Base64Str, "Decimal": Decimal,
+}  # fmt: skip
 _DISTINCT = {"set": set[int], "frozenset": frozenset[str]}  # their items are unique, which is refused by name
 
 

@@ -105,16 +105,9 @@ FORBID_NOTHING: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("schema", "more"), FORBID_NOTHING, ids=[json.dumps(more) for _, more in FORBID_NOTHING])
 def test_keywords_without_effect_are_dropped_at_any_depth(schema: dict[str, Any], more: dict[str, Any]) -> None:
     reduced, fuller = simplified(schema), simplified({**schema, **more})
-    assert (
-        fuller == {"required": more["required"], **reduced} if "required" in more else json_equal(fuller, reduced, more)
-    )
+    assert fuller == {**reduced, **{name: more[name] for name in ("maxItems", "required") if name in more}}
     assert simplified({"properties": {"x": {**schema, **more}}}).keys() <= {"properties"}
     assert "$defs" not in simplified({"items": {"anyOf": [{"type": "null"}, {**schema, **more}]}})
-
-
-def json_equal(fuller: Any, reduced: Any, more: dict[str, Any]) -> bool:
-    """Returns whether the rewriting has dropped `more`, except for `maxItems`."""
-    return bool(fuller == {**reduced, **{name: more[name] for name in ("maxItems",) if name in more}})
 
 
 FORMATS = "iri iri-reference uri-template regex path password base64 binary idn-email cidrv4 jwt phone x"
@@ -218,9 +211,8 @@ def test_formats_hold_for_property_names(format: str, pattern: str | None, good:
     texts = ["", "not a uuid", good, good[1:], f"{good}1", "a@b-.org", "2023-02-29", "P1Y3D"]
     for _ in range(1500):
         at, size = rng.randrange(len(good)), rng.randint(0, 2)
-        texts.append(
-            good[:at] + "".join(rng.choices(good + "0129-:./@~%?#Tz", k=size)) + good[at + rng.randint(0, 2) :]
-        )
+        added = "".join(rng.choices(good + "0129-:./@~%?#Tz", k=size))
+        texts.append(good[:at] + added + good[at + rng.randint(0, 2) :])
     fitting = [text for text in texts if accepts(made, {text: 1})]
     assert good in fitting
     assert len(fitting) > 50

@@ -152,12 +152,9 @@ def sentencepiece_model(**options: Any) -> bytes:
     """Trains and returns a sentencepiece model. `options`: those of the trainer."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus()),
-        model_writer=model,
-        minloglevel=2,
-        num_threads=1,
+        sentence_iterator=iter(corpus()), model_writer=model, minloglevel=2, num_threads=1,
         **{"vocab_size": 800, "character_coverage": 0.995, "hard_vocab_limit": False} | options,
-    )
+    )  # fmt: skip
     return model.getvalue()
 
 

@@ -18,19 +18,10 @@ from person import Person
 NAME = "demo"  # of the model at the proxy
 PROXY_KEY = "sk-of-the-proxy"
 CONFIG = {
-    "model_list": [
-        {
-            "model_name": NAME,
-            "litellm_params": {
-                "model": f"openai/{checks.MODEL}",
-                "api_base": checks.URL,
-                "api_key": "os.environ/UNMASK_CLIENT_KEY",
-            },
-        }
-    ],
-    "litellm_settings": {"num_retries": 0},
-    "general_settings": {"master_key": PROXY_KEY},
-}
+    "model_list": [{"model_name": NAME, "litellm_params": {
+        "model": f"openai/{checks.MODEL}", "api_base": checks.URL, "api_key": "os.environ/UNMASK_CLIENT_KEY"}}],
+    "litellm_settings": {"num_retries": 0}, "general_settings": {"master_key": PROXY_KEY},
+}  # fmt: skip
 
 
 @contextmanager

@@ -11,9 +11,12 @@ import pytest
 from training.demo import everyday, run
 
 GOOD = {
-    "tasks": [{"task": "add", "kind": "short", "accuracy": 0.98}, {"task": "story", "kind": "long", "accuracy": 0.9}],
+    "tasks": [
+        {"task": "add", "kind": "short", "accuracy": 0.98},
+        {"task": "story", "kind": "long", "accuracy": 0.9},
+    ],
     "pooled": {"accuracy": 0.97, "tokens_per_forward": 5.0},
-}  # fmt: skip
+}
 FIGURES = {
     "people": {"tasks": [{"task": name, "accuracy": least} for name, least in run.BY_FILE.items()]},
     "balanced": GOOD | {"pooled": {"accuracy": 0.96, "tokens_per_forward": 5.0}},
@@ -147,11 +150,14 @@ def test_wrong_flags_are_refused(steps, tmp_path, capsys, flags, message) -> Non
     ("name", "path", "value"),
     [
         *((name, ("tasks", 0, "accuracy"), 0.979) for name in ("quality", "edit", "fp8", "int8", "int4")),
-        ("quality", ("tasks", 1, "accuracy"), 0.899), ("people", ("tasks", 1, "accuracy"), 0.959),
-        ("balanced", ("pooled", "accuracy"), 0.949), ("balanced", ("pooled", "tokens_per_forward"), 4.9),
-        ("edit", ("pooled", "accuracy"), 0.969), ("plots", ("requests", 0, "plots"), {"a": 32}),
+        ("quality", ("tasks", 1, "accuracy"), 0.899),
+        ("people", ("tasks", 1, "accuracy"), 0.959),
+        ("balanced", ("pooled", "accuracy"), 0.949),
+        ("balanced", ("pooled", "tokens_per_forward"), 4.9),
+        ("edit", ("pooled", "accuracy"), 0.969),
+        ("plots", ("requests", 0, "plots"), {"a": 32}),
     ],
-)  # fmt: skip
+)
 def test_a_missed_bar_is_named(name, path, value) -> None:
     measured = {each: copy.deepcopy(FIGURES.get(each, GOOD)) for each in (*run.EVALUATIONS, "plots")}
     assert run.missed_bars(measured) == []
