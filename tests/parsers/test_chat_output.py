@@ -209,12 +209,9 @@ def test_calls_are_read(key: str) -> None:
     assert read(call("weather"), [], key)["calls"] == [["weather", "{}"]]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<tool_call></tool_call>",
-        "<tool_call>\nweather\n</tool_call>",
-        '<tool_call>{"name": "weather"',
+MALFORMED = {
+    "hermes": [
+        "<tool_call></tool_call>", "<tool_call>\nweather\n</tool_call>", '<tool_call>{"name": "weather"',
         '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}\n</tool_call>',
         '<tool_call>\n{"name": 1, "arguments": {}}\n</tool_call>',
         '<tool_call>\n{"name": "weather", "arguments": [1]}\n</tool_call>',
@@ -222,9 +219,18 @@ def test_calls_are_read(key: str) -> None:
         '<tool_call>\n{"name": "weather", "arguments": {"x": 1e999}}\n</tool_call>',
         "<tool_call>\n{'name': 'nobody'}\n</tool_call>",
     ],
-)  # fmt: skip
-def test_malformed_calls_are_text(text: str) -> None:
-    assert read(text, []) == {"reasoning": "", "content": text, "calls": []}
+    "gemma4": [
+        "<|tool_call>call:weather{city:<tool_call|>", "<|tool_call>weather{}<tool_call|>",
+        "<|tool_call>call:f{a:1}}<tool_call|>", '<|tool_call>call:f{a:<|"|>open}<tool_call|>',
+        "<|tool_call>call:f{a:" + "[" * 500 + "]" * 500 + "}<tool_call|>", "<|tool_call>call:f{a:1e999}<tool_call|>",
+        "<|tool_call>call:f{a:1 b:2}<tool_call|>",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "text"), [(key, text) for key, texts in MALFORMED.items() for text in texts])
+def test_malformed_calls_are_text(key: str, text: str) -> None:
+    assert read(text, [], key) == {"reasoning": "", "content": text, "calls": []}
 
 
 DEEP_CALLS = {  # text of a call before and after an argument that is not in quotes
@@ -263,19 +269,6 @@ def test_arguments_in_quotes_have_the_same_levels() -> None:
         arguments = '{"x":' * levels + "1" + "}" * levels
         text = f"<tool_call>{json.dumps({'name': 'deep', 'arguments': arguments})}</tool_call>"
         assert len(read(text, [])["calls"]) == called
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<|tool_call>call:weather{city:<tool_call|>", "<|tool_call>weather{}<tool_call|>",
-        "<|tool_call>call:f{a:1}}<tool_call|>", '<|tool_call>call:f{a:<|"|>open}<tool_call|>',
-        "<|tool_call>call:f{a:" + "[" * 500 + "]" * 500 + "}<tool_call|>", "<|tool_call>call:f{a:1e999}<tool_call|>",
-        "<|tool_call>call:f{a:1 b:2}<tool_call|>",
-    ],
-)  # fmt: skip
-def test_malformed_calls_of_gemma_are_text(text: str) -> None:
-    assert read(text, [], "gemma4") == {"reasoning": "", "content": text, "calls": []}
 
 
 def qwen3_run(body: str, name: str = "run") -> str:

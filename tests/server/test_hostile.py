@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from runtime.algorithms.base import UnmaskingAlgorithm, algorithm_keys, algorithms_for, get_algorithm
+from tests.request.test_decoding import spelt
 from tests.server.harness import ServerProcess
 from tests.wait import TIMEOUT, wait_until_async
 
@@ -127,12 +128,6 @@ CASES: list[Case] = [
     ("/generate/", gen(), 404, None),
     ("/health", {}, 405, None),
 ]  # fmt: skip
-
-
-def spelt(name: str, value: object) -> dict[str, Any]:
-    """Returns a field as in the JSON of a request, where a dotted name is nested."""
-    outer, _, inner = name.rpartition(".")
-    return {outer: {inner: value}} if outer else {name: value}
 
 
 def cases_of_values() -> Iterator[Case]:

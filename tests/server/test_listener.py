@@ -75,22 +75,17 @@ def test_a_wildcard_accepts_both_families(host: str) -> None:
         assert describe(listener) == "all IPv4 and IPv6 addresses"
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
-def test_an_ipv4_address_accepts_only_ipv4(host: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "own", "other", "reason"),
+    [*((host, "127.0.0.1", "::1", "refused|unreachable|assign") for host in ("0.0.0.0", "127.0.0.1")),
+     *(pytest.param(host, "::1", "127.0.0.1", "refused", marks=needs_ipv6) for host in ("::1", "[::1]"))],
+)  # fmt: skip
+def test_an_address_accepts_only_its_family(host: str, own: str, other: str, reason: str) -> None:
     with listen(host, 0) as listener:
-        assert listener.family == socket.AF_INET
-        assert accepts(listener, "127.0.0.1") == "127.0.0.1"
-        with pytest.raises(OSError, match=r"refused|unreachable|assign"):
-            accepts(listener, "::1")
-
-
-@needs_ipv6
-@pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_an_ipv6_address_accepts_only_ipv6(host: str) -> None:
-    with listen(host, 0) as listener:
-        assert accepts(listener, "::1") == "::1"
-        with pytest.raises(ConnectionRefusedError):
-            accepts(listener, "127.0.0.1")
+        assert listener.family == (socket.AF_INET6 if ":" in own else socket.AF_INET)
+        assert accepts(listener, own) == own
+        with pytest.raises(OSError, match=reason):
+            accepts(listener, other)
 
 
 @pytest.mark.parametrize(

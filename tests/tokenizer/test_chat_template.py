@@ -413,14 +413,19 @@ def test_a_byte_order_mark_before_a_file_is_skipped(name: str, make: Any) -> Non
     assert text_of(directory) == "<|end|>"
 
 
-def test_a_template_that_only_iterates_over_parts_gets_parts() -> None:
-    chat = [
-        {"role": "system", "content": "s"},
-        {"role": "user", "content": "a<b>"},
-        {"role": "assistant", "content": "c"},
-        {"role": "user", "content": ""},
-    ]
-    assert ChatTemplate(PARTS, Marks({}), {}).render(chat, {}) == "system:s;user:a<b>;assistant:c;user:;"
+PARTS_OF_USERS = (
+    "{% for m in messages %}{% if m.role == 'user' %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}"
+    "{% else %}{{ m.content }}{% endif %};{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"), [(PARTS, "system:s;user:a<b>;assistant:c;user:;"), (PARTS_OF_USERS, "s;a<b>;c;;")]
+)
+def test_a_template_that_only_iterates_over_parts_gets_parts(source: str, text: str) -> None:
+    contents = (("system", "s"), ("user", "a<b>"), ("assistant", "c"), ("user", ""))
+    chat = [{"role": role, "content": content} for role, content in contents]
+    assert ChatTemplate(source, Marks({}), {}).render(chat, {}) == text
 
 
 MIXED = [
@@ -437,15 +442,6 @@ MIXED = [
 def test_a_template_that_takes_text_gets_text(source: str) -> None:
     (theirs,) = rendered_by_transformers([(source, USER, {})])
     assert ChatTemplate(source, Marks({}), {}).render(USER, {}) == theirs
-
-
-def test_a_template_may_iterate_over_parts_of_one_role_only() -> None:
-    source = (
-        "{% for m in messages %}{% if m.role == 'user' %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}"
-        "{% else %}{{ m.content }}{% endif %};{% endfor %}"
-    )
-    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    assert ChatTemplate(source, Marks({}), {}).render(chat, {}) == "s;u;"
 
 
 def test_text_in_parts_becomes_no_special_token(tmp_path: Path) -> None:
