@@ -65,8 +65,10 @@ OTHER_FLAGS = {
     "pytest": {"--hypothesis-profile", "--timeout"},
     "tests": {"--all", "--list", "--uses", "--write", "--repeat", "--passes", "--jobs"},  # tools in tests/
     "docker": {"--gpus", "--name", "--rm", "--volume"},
-    "helm": {"--create-namespace", "--kube-version", "--namespace", "--reset-then-reuse-values", "--set", "--show-only",
-             "--take-ownership", "--wait"},
+    "helm": {
+        *("--create-namespace", "--kube-version", "--namespace", "--reset-then-reuse-values", "--set"),
+        *("--show-only", "--take-ownership", "--wait"),
+    },
     "kubectl": {"--all", "--cascade", "--for", "--from-literal", "--overwrite", "--prefix", "--previous", "--replicas",
                 "--server-side", "--tail", "--type", "--watch"},
     "Diffulex": {"--auto-max-nfe-tpf-floor", "--auto-max-nfe-warmup-steps", "--deepep-mode", "--moe-dispatcher-backend",

@@ -213,12 +213,10 @@ def test_moe_experts_with_persistent_down_gemm(monkeypatch, rows, hidden, width,
 @pytest.mark.parametrize(
     ("rows", "experts", "few", "dtype"),
     [
-        (140, 1, True, torch.float32),
-        (280, 1, False, torch.float16),
-        (430, 3, True, torch.float16),
+        (140, 1, True, torch.float32), (280, 1, False, torch.float16), (430, 3, True, torch.float16),
         (430, 3, False, torch.float32),
     ],
-)
+)  # fmt: skip
 def test_moe_experts_with_tail_tiles(monkeypatch, rows, experts, few, dtype):
     if not few:
         monkeypatch.setattr(moe_align, "ONE_LAUNCH_PAIRS", 0)
@@ -259,12 +257,10 @@ def test_elementwise_head_with_padding_rows(monkeypatch, rows, dead, described, 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "layout", "dtype"),
     [
-        (4, 2, "unified", torch.float32),
-        (2, 2, "distinct", torch.float16),
-        (7, 1, "unified", torch.float16),
+        (4, 2, "unified", torch.float32), (2, 2, "distinct", torch.float16), (7, 1, "unified", torch.float16),
         (7, 1, "distinct", torch.float32),
     ],
-)
+)  # fmt: skip
 def test_attention_groups(heads, kv_heads, layout, dtype):
     cases.check_attention([(8, 4), (0, 9), (3, 1)], heads, kv_heads, 16, 4, 8, None, dtype, "cpu", layout)
 

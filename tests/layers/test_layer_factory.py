@@ -53,13 +53,11 @@ def test_weights_are_of_the_models_dtype_and_have_no_gradient():
 @pytest.mark.parametrize(
     ("dtype", "quantization", "adapters", "deterministic", "interleaved"),
     [
-        (torch.bfloat16, None, None, False, True),
-        (torch.bfloat16, "int8", None, False, False),
-        (torch.bfloat16, None, LoRAConfig(2, 8), False, True),
-        (torch.bfloat16, None, None, True, False),
+        (torch.bfloat16, None, None, False, True), (torch.bfloat16, "int8", None, False, False),
+        (torch.bfloat16, None, LoRAConfig(2, 8), False, True), (torch.bfloat16, None, None, True, False),
         (torch.float64, None, None, False, False),
     ],
-)
+)  # fmt: skip
 def test_dense_gates_are_interleaved_where_a_kernel_needs_it(dtype, quantization, adapters, deterministic, interleaved):
     build = LayerFactory.create("cuda", dtype, None, quantization, adapters, deterministic=deterministic)
     layer = GatedMLP(replace(build, device=torch.device("meta")), 32, 64)

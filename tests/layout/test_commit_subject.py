@@ -41,12 +41,10 @@ def test_rejects_with_the_reason(subject, problem):
 @pytest.mark.parametrize(
     ("message", "subject"),
     [
-        ("engine: fix\n\nThe why.\n", "engine: fix"),
-        ("\n# comment\nengine: fix \n", "engine: fix"),
-        ("# only comments\n", ""),
-        ("# ------------------------ >8 ------------------------\ndiff --git a b\n", ""),
+        ("engine: fix\n\nThe why.\n", "engine: fix"), ("\n# comment\nengine: fix \n", "engine: fix"),
+        ("# only comments\n", ""), ("# ------------------------ >8 ------------------------\ndiff --git a b\n", ""),
     ],
-)
+)  # fmt: skip
 def test_the_subject_is_the_first_line_of_text(message, subject):
     assert subject_of(message) == subject
 

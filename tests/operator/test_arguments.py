@@ -85,12 +85,10 @@ def test_only_fields_that_are_set_are_rendered():
 @pytest.mark.parametrize(
     ("uri", "path"),
     [
-        ("pvc://claim", MODEL_MOUNT),
-        ("pvc://claim/", MODEL_MOUNT),
-        ("pvc://claim/a/b.c/", f"{MODEL_MOUNT}/a/b.c"),
+        ("pvc://claim", MODEL_MOUNT), ("pvc://claim/", MODEL_MOUNT), ("pvc://claim/a/b.c/", f"{MODEL_MOUNT}/a/b.c"),
         ("hf://a/b", "hf://a/b$(MODEL_REVISION)"),
     ],
-)
+)  # fmt: skip
 def test_a_models_uri_becomes_a_path(uri, path):
     assert arguments(model={"uri": uri})[0] == f"--model={path}"
 

@@ -46,11 +46,9 @@ def test_a_release_without_a_valid_name_for_a_service_is_refused(release):
 
 
 POD: dict[str, Any] = {
-    "affinity": {"nodeAffinity": {}},
-    "priorityClassName": "system-cluster-critical",
-    "runtimeClassName": "gvisor",
+    "affinity": {"nodeAffinity": {}}, "priorityClassName": "system-cluster-critical", "runtimeClassName": "gvisor",
     "tolerations": TOLERATIONS,
-}
+}  # fmt: skip
 ENV = [{"name": "P", "value": "http://proxy"}, {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]
 ZONE = {"maxSkew": 2, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
 OWN = {**ZONE, "labelSelector": {"matchLabels": {"a": "b"}}}

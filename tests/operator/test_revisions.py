@@ -265,12 +265,10 @@ def test_an_unknown_value_outside_the_pod_template_affects_only_its_section(sect
 @pytest.mark.parametrize(
     "change",
     [
-        {"provider": "OfTomorrow"},
-        {"minReplicas": 0},
-        {"behavior": {"scaleDown": {"selectPolicy": "OfTomorrow"}}},
+        {"provider": "OfTomorrow"}, {"minReplicas": 0}, {"behavior": {"scaleDown": {"selectPolicy": "OfTomorrow"}}},
         {"behavior": {"scaleUp": {"policies": [{"type": "OfTomorrow", "value": 1, "periodSeconds": 15}]}}},
     ],
-)
+)  # fmt: skip
 def test_rules_that_only_a_newer_operator_knows_stop_autoscaling(change: Obj) -> None:
     assert Rules.read({"autoscaling": {"maxReplicas": 4, "ofTomorrow": 1}}) is not None
     observed = edit(running(autoscaling={"maxReplicas": 4}), autoscaling={"maxReplicas": 4, **change})

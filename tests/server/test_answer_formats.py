@@ -20,12 +20,10 @@ SCHEMA = {
 ASKED = "Write JSON for a person named Bob."
 # The model of each route, and the path of the format.
 ROUTES: dict[str, tuple[Any, str]] = {
-    CHAT: (ChatRequest, "response_format"),
-    "/v1/completions": (CompletionRequest, "response_format"),
-    "/generate": (GenerateRequest, "response_format"),
-    RESPONSES: (ResponsesRequest, "text.format"),
+    CHAT: (ChatRequest, "response_format"), "/v1/completions": (CompletionRequest, "response_format"),
+    "/generate": (GenerateRequest, "response_format"), RESPONSES: (ResponsesRequest, "text.format"),
     MESSAGES: (MessagesRequest, "output_config.format"),
-}
+}  # fmt: skip
 NESTED = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
 FLAT = {"type": "json_schema", "name": "s", "schema": SCHEMA}
 

@@ -226,12 +226,10 @@ def test_an_unknown_route_suggests_a_similar_one(client: httpx.Client, path: str
 
 # Further fields for those that exclude another field of the body, or need one.
 MORE: dict[str, dict[str, Any]] = {
-    "top_logprobs": {"logprobs": True},
-    "max_completion_tokens": {"max_tokens": None},
-    "num_denoising_steps": {"max_tokens": 64},
-    "local_leap_radius": {"use_local_leap": True},
+    "top_logprobs": {"logprobs": True}, "max_completion_tokens": {"max_tokens": None},
+    "num_denoising_steps": {"max_tokens": 64}, "local_leap_radius": {"use_local_leap": True},
     "prompt_logprobs_stride": {"echo": True, "logprobs": 1},
-}
+}  # fmt: skip
 
 
 def kinds(schema: dict[str, Any]) -> set[str]:

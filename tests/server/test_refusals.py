@@ -86,10 +86,8 @@ CASES: dict[str, dict[str, list[dict[str, Any]]]] = {
             {"prompt": "a", "structured_outputs": {"regex": "b", "disable_any_whitespace": True}}],
         "messages": [{"messages": []}, {"messages": [USER] * 100}],
     },
-    "/tokenize": {
-        **{name: [{"prompt": "a", name: True}] for name in FLAGS},
-        "parse_special": [{"messages": [USER], "parse_special": True}, {"prompt": "a", "parse_special": 1}],
-    },
+    "/tokenize": {**{name: [{"prompt": "a", name: True}] for name in FLAGS},
+                  "parse_special": [{"messages": [USER], "parse_special": True}, {"prompt": "a", "parse_special": 1}]},
     CHAT: {
         "messages": [{"messages": []}],
         "messages[1].content": [{"messages": [USER, {"role": "user", "content": None}]}],
@@ -108,9 +106,8 @@ CASES: dict[str, dict[str, list[dict[str, Any]]]] = {
             holding({"type": "thinking", "thinking": [{"type": "text", "text": {}}]}, "assistant"),
             holding({"type": "reasoned"}, "assistant")],
         "messages[1].content[0].type": [holding({"type": ["thinking"]}, "assistant")],
-        "tools[0].function.name": [
-            {"tools": [{"type": "function", "function": {}}]}, {"tools": [tool(CHAT, "a b")]},
-            {"tools": [tool(CHAT, "a" * 129)]}],
+        "tools[0].function.name": [{"tools": [{"type": "function", "function": {}}]}, {"tools": [tool(CHAT, "a b")]},
+                                   {"tools": [tool(CHAT, "a" * 129)]}],
         "tools[0].function": [{"tools": [{"type": "function"}]}, {"tools": [{"name": "weather"}]}],
         "tools[2].function.name": [{"tools": [CLOCK, WEATHER, CLOCK]}],
         "tools[0].function.parameters": [
@@ -132,9 +129,8 @@ CASES: dict[str, dict[str, list[dict[str, Any]]]] = {
                             {**CONTINUED, "response_format": {"type": "json_object"}}],
         "structured_outputs": [{**CONTINUED, "structured_outputs": {"regex": "a"}}],
         "guided_choice": [{**CONTINUED, "guided_choice": ["a"]}],
-        "continue_final_message": [
-            {**CONTINUED, "add_generation_prompt": True}, {**FLAGS, "messages": [USER]},
-            {**FLAGS, "messages": [*BEGUN["messages"], USER]}],
+        "continue_final_message": [{**CONTINUED, "add_generation_prompt": True}, {**FLAGS, "messages": [USER]},
+                                   {**FLAGS, "messages": [*BEGUN["messages"], USER]}],
         "messages[1]": [{**FLAGS, "messages": [USER, {"role": "assistant", "content": "a", "tool_calls": [CALL]}]},
                         {**FLAGS, "messages": [USER, {"role": "assistant", "reasoning_content": "a"}]}],
         "tools": [{**FLAGS, "messages": [USER, {"role": "assistant", "content": "<tool_call>\n{"}], "tools": [CLOCK]}],
@@ -165,9 +161,8 @@ CASES: dict[str, dict[str, list[dict[str, Any]]]] = {
         "input[0].tools": [{"input": [{"type": "additional_tools", "role": "developer"}]},
                            {"input": [{"type": "additional_tools", "tools": {}}]}],
         "input[0].tools[0].type": [{"input": [{"type": "additional_tools", "tools": [{"name": "f"}]}]}],
-        "input[0].tools[0].name": [
-            {"input": [{"type": "additional_tools", "tools": [{"type": "function"}]}]},
-            {"input": [{"type": "additional_tools", "tools": [FUNCTION]}], "tools": [FUNCTION]}],
+        "input[0].tools[0].name": [{"input": [{"type": "additional_tools", "tools": [{"type": "function"}]}]},
+                                   {"input": [{"type": "additional_tools", "tools": [FUNCTION]}], "tools": [FUNCTION]}],
         "tools[0].name": [{"tools": [{"type": "function"}]}, {"tools": [WEATHER]},
                           {"tools": [{"type": "namespace", "tools": []}]}],
         "tools[1].name": [{"tools": [FUNCTION, FUNCTION]}],

@@ -70,11 +70,9 @@ FORMAT = {"type": "json_schema", "schema": REPLY}
 USER = [{"role": "user", "content": "Hello"}]
 OPENAI: dict[str, Any] = {"model": "unmask-demo", "messages": USER, "response_format": FORMAT}
 CALL: dict[str, Any] = {
-    "model": "unmask-demo",
-    "messages": USER,
-    "tools": [{"type": "function", "function": {"name": "say", "parameters": REPLY}}],
-    "tool_choice": "required",
-}
+    "model": "unmask-demo", "messages": USER,
+    "tools": [{"type": "function", "function": {"name": "say", "parameters": REPLY}}], "tool_choice": "required",
+}  # fmt: skip
 
 
 def ending(answer: dict[str, Any]) -> str:

@@ -25,9 +25,8 @@ NESTED = {
     "properties": {
         "reply": {"type": "string"},
         "tree": {"$ref": "#/$defs/tree"},
-        "kind": {
-            "anyOf": [{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}, {"const": 1}]
-        },
+        "kind": {"anyOf": [{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+                           {"const": 1}]},
     },
     "required": ["reply", "tree", "kind"],
     "$defs": {
@@ -124,12 +123,10 @@ def accepted(
 @pytest.mark.parametrize(
     ("begin", "repeated", "end"),
     [
-        ('{"a": "', "ha", '"'),
-        ('{"a": "', "- = ", '"'),
-        ('{"a": "", "b": [', "0, ", "]"),
+        ('{"a": "', "ha", '"'), ('{"a": "', "- = ", '"'), ('{"a": "", "b": [', "0, ", "]"),
         ('{"a": "", "c": [', "1, ", ""),
     ],
-)
+)  # fmt: skip
 def test_a_repetition_ends(llm: LLM, grammars: GrammarCache, begin: str, repeated: str, end: str) -> None:
     assert llm.tokenizer is not None
     encode = llm.tokenizer.encode
@@ -161,12 +158,10 @@ def test_a_fraction_has_no_more_digits_than_a_double(llm: LLM, grammars: Grammar
 @pytest.mark.parametrize(
     ("own", "text", "length"),
     [
-        ({}, "abcdefghijklmnopqrstuvw", 12),
-        ({}, r"\"\n\\bcdefghijklmnopqr", 12),
-        ({}, "日本語日本語日本語日本語日本語日本語", 12),
-        ({"maxLength": 15}, "abcdefghijklmnopqrstuvw", 15),
+        ({}, "abcdefghijklmnopqrstuvw", 12), ({}, r"\"\n\\bcdefghijklmnopqr", 12),
+        ({}, "日本語日本語日本語日本語日本語日本語", 12), ({"maxLength": 15}, "abcdefghijklmnopqrstuvw", 15),
     ],
-)
+)  # fmt: skip
 def test_a_long_string_ends(llm: LLM, grammars: GrammarCache, own: dict[str, int], text: str, length: int) -> None:
     assert llm.tokenizer is not None
     form = {"json": {"type": "array", "items": {"type": "string", **own}, "minItems": 2, "maxItems": 2}}

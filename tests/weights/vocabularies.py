@@ -159,11 +159,9 @@ def sentencepiece_model(**options: Any) -> bytes:
 
 
 LLAMA = {
-    "model_type": "bpe",
-    "byte_fallback": True,
-    "normalization_rule_name": "identity",
+    "model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity",
     "remove_extra_whitespaces": False,
-}
+}  # fmt: skip
 
 
 def write_sentencepiece(
