@@ -4,8 +4,6 @@
 list of objects with `id`, `markers` and `report` of the first failure.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Splits the cases of long test matrices between `make test` and `make test-rest`."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable
 from typing import Any
 

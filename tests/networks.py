@@ -1,7 +1,5 @@
 """Markers for tests that need IPv6 or network namespaces, and commands that run in a namespace."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

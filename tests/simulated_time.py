@@ -3,8 +3,6 @@
 Simulated hours take almost no time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import selectors

@@ -25,12 +25,9 @@ def step(start, tokens, text, nfe, reason=None):
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
 # The prompt has 2 tokens and a block 4, so positions 0 and 1 of the first block belong to the prompt.
 ANSWER = [
-    ROLE,
-    *step(0, [1, 1, MASK, 11], "", 1),
-    *step(0, [1, 1, 10, 11], "Hello", 2),
-    *step(4, [MASK, 13, MASK, MASK], "", 3),
-    *step(4, [12, 13, MASK, MASK], "!", 4, "stop"),
-]
+    ROLE, *step(0, [1, 1, MASK, 11], "", 1), *step(0, [1, 1, 10, 11], "Hello", 2),
+    *step(4, [MASK, 13, MASK, MASK], "", 3), *step(4, [12, 13, MASK, MASK], "!", 4, "stop"),
+]  # fmt: skip
 
 
 class Server:

@@ -1,7 +1,5 @@
 """Tests that files in the current directory do not shadow modules in the processes that a server starts."""
 
-from __future__ import annotations
-
 import os
 import sys
 import sysconfig

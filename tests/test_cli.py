@@ -1,7 +1,5 @@
 """Tests of the `unmask` command: its subcommands and the arguments that it passes to them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,16 +25,13 @@ def test_version_and_usage(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "passed"),
     [
-        ([], []),
-        (["--port", "1"], ["--port", "1"]),
+        ([], []), (["--port", "1"], ["--port", "1"]),
         (["org/name", "--port", "1"], ["--model", "hf://org/name", "--port", "1"]),
-        (["org/name@v1"], ["--model", "hf://org/name@v1"]),
-        (["hf://org/name"], ["--model", "hf://org/name"]),
-        (["demo://"], ["--model", "demo://"]),
-        (["/models/x"], ["--model", "/models/x"]),
+        (["org/name@v1"], ["--model", "hf://org/name@v1"]), (["hf://org/name"], ["--model", "hf://org/name"]),
+        (["demo://"], ["--model", "demo://"]), (["/models/x"], ["--model", "/models/x"]),
         (["a/b/c"], ["--model", "a/b/c"]),
     ],
-)
+)  # fmt: skip
 def test_serve_takes_a_model(monkeypatch: pytest.MonkeyPatch, arguments: list[str], passed: list[str]) -> None:
     calls: list[list[str]] = []
     server = SimpleNamespace(main=lambda args: calls.append(args) or 3)

@@ -1,7 +1,5 @@
 """Tests that all processes recognize the failure of an allocator, and describe it in one line."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

@@ -28,11 +28,9 @@ from tests.oracle import rules
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "developer" / "extending.md").read_text(encoding="utf-8")
 EXAMPLES = [
-    "runtime/strategies/single_bd.py",
-    "runtime/algorithms/best_few.py",
-    "runtime/models/twin.py",
+    "runtime/strategies/single_bd.py", "runtime/algorithms/best_few.py", "runtime/models/twin.py",
     "runtime/parsers/bracketed.py",
-]
+]  # fmt: skip
 PROMPTS = [list(range(40, 61)), list(range(100, 132)), [7]]  # the second ends at the end of a block
 
 

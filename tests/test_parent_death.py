@@ -1,7 +1,5 @@
 """Test that a process ends with its parent even if it cannot run any Python code."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Tests of plugins: every process loads them, and errors name the file and the fix."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -114,15 +112,13 @@ def test_a_server_with_several_processes_and_ranks_loads_a_plugin_in_each(best_f
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (
-            'from runtime.strategies.registry import register_strategy\nregister_strategy("multi_bd")(object)',
-            "decoding strategy 'multi_bd' is registered twice; choose a key that is not taken",
-        ),
+        ('from runtime.strategies.registry import register_strategy\nregister_strategy("multi_bd")(object)',
+         "decoding strategy 'multi_bd' is registered twice; choose a key that is not taken"),
         (f"{STRATEGY}\nundefined", "line 7 raised NameError: name 'undefined' is not defined; correct the file"),
         ("\n\ndef f(:\n", "line 3 raised SyntaxError: "),
     ],
     ids=["key that exists", "exception", "syntax error"],
-)
+)  # fmt: skip
 def test_a_plugin_that_cannot_be_loaded_is_named_with_the_cause(
     write: Callable[[str], Path], source: str, message: str
 ) -> None:
@@ -183,13 +179,9 @@ def test_an_entry_point_of_an_installed_package_needs_no_flag(tmp_path: Path, ta
     code = "from runtime.plugins import load_plugins as load; load(()); load(())\n"
     code += "from runtime.strategies.registry import strategies; print('mine' in strategies())"
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+        [sys.executable, "-c", code], cwd=ROOT, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
     assert done.stdout == "True\n"
 
 

@@ -10,9 +10,8 @@ PLACEHOLDERS = {"org/name", "ORG/NAME", "me/chess-lora", "my-org/chess-lora", "m
 def test_every_repository_of_the_pages_is_in_the_table() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "charts").glob("**/*.yaml")]
     pages += [*(ROOT / "examples").rglob("*.yaml"), *(ROOT / "examples").rglob("*.md")]
-    named = {
-        name for page in pages for name in re.findall(r"hf://([\w.-]+/[\w.-]*\w)", page.read_text(encoding="utf-8"))
-    }
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    named = {name for text in texts for name in re.findall(r"hf://([\w.-]+/[\w.-]*\w)", text)}
     assert len(named) > 10
     page = (ROOT / "docs/models/verification.md").read_text(encoding="utf-8")
     table = page.split("## Which repositories were checked")[1].split("\n## ")[0]

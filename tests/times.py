@@ -4,8 +4,6 @@ The report is what ``pytest --junitxml`` writes. A test's time is that of its se
 that uses a session fixture therefore carries that fixture's time.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import defaultdict

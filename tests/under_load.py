@@ -7,8 +7,6 @@ each on its own two processors. The slices that took longest in the log run firs
 ``--repeat 20 tests/server/test_api.py`` runs the given tests many times instead.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

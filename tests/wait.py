@@ -1,7 +1,5 @@
 """Functions that wait for a condition. Tests use only these to wait for asynchronous events."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

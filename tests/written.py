@@ -1,7 +1,5 @@
 """Reads a file to which another process writes through an inherited descriptor."""
 
-from __future__ import annotations
-
 import os
 from typing import IO, Any
 

@@ -1,7 +1,5 @@
 """Tests of `edit` for models that insert and delete."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """Tests of the sampler, the unmasking algorithms and draws on random logits against the oracle, block by block."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -80,29 +78,18 @@ def blocks(draw: st.DrawFn, size: int) -> oracle.Block:
 def parameters(draw: st.DrawFn, algorithm: str) -> oracle.Params:
     level = st.sampled_from([0.0, 0.1, 0.2, 0.4, 0.9, 1.0])
     return oracle.Params(
-        max_tokens=1,
-        algorithm=algorithm,
-        accept_threshold=draw(level),
-        edit_threshold=draw(level),
-        remask_threshold=draw(level) if algorithm == "threshold" else 0.0,
-        max_post_edit_steps=draw(st.integers(0, 3)),
-        penalty_lambda=draw(st.sampled_from([0.0, 1.0])),
-        max_steps_per_block=draw(st.integers(1, 8)),
-        steps=draw(st.integers(1, 6)),
-        confidence_metric=draw(st.sampled_from(["max_prob", "margin", "neg_entropy"])),
+        max_tokens=1, algorithm=algorithm, accept_threshold=draw(level), edit_threshold=draw(level),
+        remask_threshold=draw(level) if algorithm == "threshold" else 0.0, max_post_edit_steps=draw(st.integers(0, 3)),
+        penalty_lambda=draw(st.sampled_from([0.0, 1.0])), max_steps_per_block=draw(st.integers(1, 8)),
+        steps=draw(st.integers(1, 6)), confidence_metric=draw(st.sampled_from(["max_prob", "margin", "neg_entropy"])),
         factor=draw(st.sampled_from([0.0, 0.5, 1.0, 1.7, 2.5])),
-        entropy_bound=draw(st.sampled_from([0.0, 1.0, 2.5, 4.0, 100.0])),
-        low_threshold=draw(level),
-        local_leap_anchor=draw(level),
-        local_leap_neighbor=draw(level),
-        local_leap_radius=draw(st.integers(0, 4)),
-        credit_weight=draw(st.sampled_from([0.0, 0.7, 3.0])),
-        credit_decay=draw(st.sampled_from([0.0, 0.8, 1.0])),
+        entropy_bound=draw(st.sampled_from([0.0, 1.0, 2.5, 4.0, 100.0])), low_threshold=draw(level),
+        local_leap_anchor=draw(level), local_leap_neighbor=draw(level), local_leap_radius=draw(st.integers(0, 4)),
+        credit_weight=draw(st.sampled_from([0.0, 0.7, 3.0])), credit_decay=draw(st.sampled_from([0.0, 0.8, 1.0])),
         credit_power=draw(st.sampled_from([0.2, 1.0])),
         suppress_eos=draw(st.sampled_from(["none", "confidence", "logits"])),
-        token_merge_top_k=draw(st.sampled_from([1, 2, 3, 20])),
-        others=draw(other_fields(algorithm, SHAPE.block)),
-    )
+        token_merge_top_k=draw(st.sampled_from([1, 2, 3, 20])), others=draw(other_fields(algorithm, SHAPE.block)),
+    )  # fmt: skip
 
 
 def values(rule: UnmaskingAlgorithm, p: oracle.Params) -> dict[str, Any]:
@@ -114,12 +101,9 @@ def param_row(rule: UnmaskingAlgorithm, p: oracle.Params) -> list[float]:
 
 
 def plan_of(
-    several: list[oracle.Block],
-    params: list[oracle.Params],
-    force: list[bool],
-    histories: list[History],
+    several: list[oracle.Block], params: list[oracle.Params], force: list[bool], histories: list[History],
     get_algorithm: Callable[[str], UnmaskingAlgorithm] = get_algorithm,
-) -> DenoiseBlocks:
+) -> DenoiseBlocks:  # fmt: skip
     """Returns the plan of one step of these blocks, as the engine builds it."""
     n, size = len(several), SHAPE.block
     state = np.array([[STATE[s] for s in b.state] for b in several], dtype=np.int8)
@@ -134,19 +118,15 @@ def plan_of(
         groups.append(AlgorithmBatch(rule, np.array(members), rows, int(wants), memory))
     unstable = np.array([get_algorithm(p.algorithm).may_revise(values(get_algorithm(p.algorithm), p)) for p in params])
     return DenoiseBlocks(
-        rows=np.arange(n) * size,
-        tokens=np.array([b.tokens for b in several]),
-        state=state,
-        sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]),
-        must_advance=np.array(force),
+        rows=np.arange(n) * size, tokens=np.array([b.tokens for b in several]), state=state,
+        sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]), must_advance=np.array(force),
         num_advance_steps=np.array([b.force_steps for b in several]),
         initial_masks=np.array([len(b.free) for b in several]),
         step_budget=np.array([b.step_budget or 0 for b in several]),
         post_edit_steps=np.array([b.post_steps for b in several]),
-        remasked=np.array([[i in b.remasked for i in range(size)] for b in several]),
-        sampling=None,
+        remasked=np.array([[i in b.remasked for i in range(size)] for b in several]), sampling=None,
         groups=tuple(groups),
-    )
+    )  # fmt: skip
 
 
 def direct_head() -> LMHead:
@@ -214,14 +194,9 @@ def test_a_block_that_need_not_advance_unmasks_nothing_below_the_threshold(
 
 
 def check(
-    got: BlockUpdate,
-    row: int,
-    b: oracle.Block,
-    logits: np.ndarray,
-    p: oracle.Params,
-    force: bool,
+    got: BlockUpdate, row: int, b: oracle.Block, logits: np.ndarray, p: oracle.Params, force: bool,
     shape: oracle.Shape = SHAPE,
-) -> None:
+) -> None:  # fmt: skip
     """Asserts that the decision about a block equals the oracle's, and applies it to the oracle's block."""
     if b.ended:
         return
@@ -268,12 +243,9 @@ def test_draws_equal_the_oracles(
     logits = torch.from_numpy(rows)
     numbers = uniforms(np.array([seed], dtype=np.uint64), np.arange(n), np.full(n, 3))
     got = draw(
-        logits,
-        temperature=torch.tensor(temperature[:n], dtype=torch.float64),
-        top_k=torch.tensor(top_k[:n]),
-        top_p=torch.tensor(top_p[:n], dtype=torch.float64),
-        uniform=torch.from_numpy(numbers),
-    )
+        logits, temperature=torch.tensor(temperature[:n], dtype=torch.float64), top_k=torch.tensor(top_k[:n]),
+        top_p=torch.tensor(top_p[:n], dtype=torch.float64), uniform=torch.from_numpy(numbers),
+    )  # fmt: skip
     for i, row in enumerate(rows):
         expected = choose(row, temperature[i], top_k[i], top_p[i], seed, i, 3)
         assert got.token[i] == expected.token
@@ -292,12 +264,9 @@ def test_ties() -> None:
     assert DEFAULT_LOGITS_OPS.greedy(flat).token.tolist() == [0, 0]
     one = torch.ones(4, dtype=torch.float64)
     picked = draw(
-        torch.zeros(4, VOCAB, dtype=torch.float64),
-        temperature=one,
-        top_k=torch.full((4,), 3),
-        top_p=one,
+        torch.zeros(4, VOCAB, dtype=torch.float64), temperature=one, top_k=torch.full((4,), 3), top_p=one,
         uniform=torch.tensor([0.0, 0.34, 0.67, 0.999], dtype=torch.float64),
-    )
+    )  # fmt: skip
     assert picked.token.tolist() == [0, 1, 2, 2]
     assert np.flatnonzero(filtered(np.zeros(VOCAB), 3, 1.0)).tolist() == [0, 1, 2]
 

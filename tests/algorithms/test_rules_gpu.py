@@ -50,20 +50,13 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
             )
             groups.append(AlgorithmBatch(rule, members, np.array(rows), int(wants), has_memory))
         plan = DenoiseBlocks(
-            rows=np.arange(n) * SIZE,
-            tokens=tokens,
-            state=state,
-            sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]),
-            must_advance=np.arange(n) % 3 > 0,
-            num_advance_steps=np.full(n, step),
-            initial_masks=(state != FIXED).sum(1),
-            step_budget=np.zeros(n, dtype=np.int64),
-            post_edit_steps=np.full(n, step),
-            remasked=None,
-            sampling=SamplingInputs(sampling_params, random.random((n, SIZE))),
-            groups=tuple(groups),
+            rows=np.arange(n) * SIZE, tokens=tokens, state=state,
+            sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]), must_advance=np.arange(n) % 3 > 0,
+            num_advance_steps=np.full(n, step), initial_masks=(state != FIXED).sum(1),
+            step_budget=np.zeros(n, dtype=np.int64), post_edit_steps=np.full(n, step), remasked=None,
+            sampling=SamplingInputs(sampling_params, random.random((n, SIZE))), groups=tuple(groups),
             noise_uniforms=random.random((n, SIZE)),
-        )
+        )  # fmt: skip
         hidden = torch.from_numpy(random.normal(0, 1.5, (n * SIZE, VOCAB))).to(device)
         after, masked = tokens.copy(), state == MASKED
         for rule, members, blocks in sample_plan(head, plan, hidden):

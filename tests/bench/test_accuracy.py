@@ -110,13 +110,10 @@ def test_tasks_by_default(engines, llm, line, kinds) -> None:
 @pytest.mark.parametrize(
     ("limit", "status"),
     [
-        ("--min-short 0.75", 0),
-        ("--min-short 0.8", 1),
-        ("--min-long 0.8", 0),
-        ("--min-tokens-per-forward 3.6", 0),
+        ("--min-short 0.75", 0), ("--min-short 0.8", 1), ("--min-long 0.8", 0), ("--min-tokens-per-forward 3.6", 0),
         ("--min-tokens-per-forward 3.7", 1),
     ],
-)
+)  # fmt: skip
 def test_eval_fails_below_a_limit(engines, limit, status) -> None:
     engines[32] = Oracle(spoil=4)
     assert run(f"eval --tasks add --n 20 {limit}") == status

@@ -132,12 +132,10 @@ def test_checkers(asked: Prompt, text: str, right: bool) -> None:
     [
         (None, "has no prompts: .*No such file"),
         ('{"task": "a"}', "has no prompts: .*missing required field"),
-        (
-            '{"task": "a", "kind": "short", "messages": [], "answer": "", "check": "luck"}',
-            "check: 'luck' is not one of",
-        ),
+        ('{"task": "a", "kind": "short", "messages": [], "answer": "", "check": "luck"}',
+         "check: 'luck' is not one of"),
     ],
-)
+)  # fmt: skip
 def test_another_file_is_refused(tmp_path, line: str | None, message: str) -> None:
     file = tmp_path / "prompts.jsonl"
     if line is not None:

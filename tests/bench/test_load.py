@@ -140,11 +140,8 @@ def test_failures_are_counted_by_kind():
     result = against(Server(fail=trouble), lambda http: closed_loop(http, bodies, 1, lambda: None))
     summary = result.summary()
     assert summary["failures"] == {
-        "429": 2,
-        "ServerDisconnectedError": 1,
-        "error event": 1,
-        "broken stream": 3,
-    }
+        "429": 2, "ServerDisconnectedError": 1, "error event": 1, "broken stream": 3,
+    }  # fmt: skip
     assert (summary["requests"], summary["ok"]) == (9, 2)
 
 

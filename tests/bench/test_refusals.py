@@ -1,7 +1,5 @@
 """Tests that every tool refuses unusual arguments and sizes with one sentence, on a host without a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -67,16 +65,13 @@ def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [
         ("nothing", "invalid choice: 'nothing'"),
         # steps
-        ("steps --arch llada2-tiny", "--random-weights"),
-        ("steps --random-weights", "--arch NAME"),
-        ("steps --arch nope --random-weights", "llada2-mini"),
-        (f"{STEPS} --context 33", "multiple of --block-size 32"),
+        ("steps --arch llada2-tiny", "--random-weights"), ("steps --random-weights", "--arch NAME"),
+        ("steps --arch nope --random-weights", "llada2-mini"), (f"{STEPS} --context 33", "multiple of --block-size 32"),
         (f"{STEPS} --prompt 33", "--prompt must be a multiple of --block-size 32"),
         (f"{STEPS} --batch 0", "--batch must be at least 1"),
         (f"{STEPS} --block-size 0", "--block-size must be at least 1"),
         (f"{STEPS} --tensor-parallel-size 0", "--tensor-parallel-size must be at least 1"),
-        (f"{STEPS} --warmup -1", "--warmup must be at least 0"),
-        (f"{STEPS} --filled 1", "--filled 1.0 must be"),
+        (f"{STEPS} --warmup -1", "--warmup must be at least 0"), (f"{STEPS} --filled 1", "--filled 1.0 must be"),
         pytest.param(f"{NOISY} --filled 0.5", "--filled 0.5 has no effect", id="diffusion_gemma"),
         (f"{STEPS} --graphs", "--graphs needs a GPU, and --device is cpu"),
         (f"{STEPS} --attn-impl triton", "needs a CUDA device"),
@@ -88,12 +83,10 @@ def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("steps --json none/figures.json", "the directory of 'none/figures.json' does not exist; create it"),
         ("steps --json .", "'.' is a directory"),
         # generate, eval and sweep; test_accuracy.py has more of the last two
-        ("generate --arch llada2-tiny", "--random-weights"),
-        ("generate --arch nope --random-weights", "llada2-mini"),
+        ("generate --arch llada2-tiny", "--random-weights"), ("generate --arch nope --random-weights", "llada2-mini"),
         (f"{GENERATE} --batch 0", "--batch must be at least 1"),
         (f"{GENERATE} --rounds 0", "--rounds must be at least 1"),
-        (f"{GENERATE} --max-tokens 99999999", "--max-model-len"),
-        (f"{GENERATE} --batch 9000000", "the KV pages take"),
+        (f"{GENERATE} --max-tokens 99999999", "--max-model-len"), (f"{GENERATE} --batch 9000000", "the KV pages take"),
         ("eval --n 1 --batch 0", "--max-num-reqs: 0"),
         ("eval --json none/figures.json", "does not exist; create it"),
         ("sweep --json .", "is a directory"),
@@ -102,8 +95,7 @@ def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         # serve and start
         ("serve --arch llada2-tiny", "--arch and --random-weights: give both"),
         ("serve --arch llada2-tiny --random-weights --url http://here:1", "--arch cannot be combined with --url"),
-        ("serve --clients 0", "must be above 0"),
-        ("serve --requests 0", "must be above 0"),
+        ("serve --clients 0", "must be above 0"), ("serve --requests 0", "must be above 0"),
         ("serve --rounds 0", "must be above 0"),
         ("serve --rate nan", "argument --rate: 'nan' is not a number above 0"),
         ("serve --rate -1", "argument --rate: '-1' is not a number above 0"),
@@ -118,8 +110,7 @@ def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("serve --json .", "is a directory"),
         ("serve --client 1 --request-count 3", "no such flag: --request-count 3; did you mean --requests?"),
         ("start --arch llada2-tiny --model checkpoint", "leave out --model"),
-        ("start --arch nope", "llada2-mini"),
-        ("start --runs 0", "--runs must be at least 1"),
+        ("start --arch nope", "llada2-mini"), ("start --runs 0", "--runs must be at least 1"),
         ("start --clients 0", "--clients must be at least 1"),
         ("start --period -1", "argument --period: '-1' is not a number above 0"),
         # warm, tune and ceilings
@@ -128,13 +119,11 @@ def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("warm --cache c --specializations absent.json --record other.json", "leave out --specializations"),
         ("warm --cache c --specializations absent.json", "absent.json: not a file of specializations"),
         ("warm --cache c --specializations old.json", "recorded by another version"),
-        ("tune", "tune: no GPU is usable: "),
-        ("tune --rows 0", "--rows must be at least 1"),
+        ("tune", "tune: no GPU is usable: "), ("tune --rows 0", "--rows must be at least 1"),
         ("ceilings", "ceilings: no GPU is usable: "),
         ("ceilings --seconds 0", "--seconds 0 must be more than 0"),
         # of developers; tests/tools/test_bench.py has more
-        (f"{RANKS} --sizes 0", "--sizes must be at least 1"),
-        (f"{RANKS} --batch 2 0", "--batch must be at least 1"),
+        (f"{RANKS} --sizes 0", "--sizes must be at least 1"), (f"{RANKS} --batch 2 0", "--batch must be at least 1"),
         (f"{RANKS} --steps -1", "--steps must be at least 1"),
         (f"{RANKS} --prefill 8", "--prefill 8 is less than --context 512"),
         (f"{RANKS} --context 99999999 --prefill 99999999", "--max-model-len"),
@@ -142,8 +131,7 @@ def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         pytest.param(f"{RANKS} --sizes 3 --context 32 --prefill 64", "--tensor-parallel-size 3",
                      marks=pytest.mark.matrix),
         ("collectives --device cuda", "--device cuda: no GPU is usable: "),
-        ("host --steps 1", "--steps must be at least 2"),
-        ("host --batch 0", "--batch must be at least 1"),
+        ("host --steps 1", "--steps must be at least 2"), ("host --batch 0", "--batch must be at least 1"),
         ("host --per-step 0", "--per-step must be at least 1"),
     ],
 )  # fmt: skip
@@ -168,10 +156,8 @@ def test_unusual_arguments_end_with_a_sentence(
                     "use a machine with a GPU, or choose a smaller --arch"))
             for line in ("start --arch llada2-mini", "serve --arch llada2-mini --random-weights")
         ),
-        *(
-            (f"{line} --server-args --device cuda", ("--server-args --device cuda: no GPU is usable: ",))
-            for line in ("start --arch llada2-mini", "serve --arch llada2-mini --random-weights")
-        ),
+        *((f"{line} --server-args --device cuda", ("--server-args --device cuda: no GPU is usable: ",))
+          for line in ("start --arch llada2-mini", "serve --arch llada2-mini --random-weights")),
     ],
 )  # fmt: skip
 def test_weights_that_do_not_fit_are_not_created(

@@ -129,18 +129,10 @@ def test_a_canvas_of_full_attends_to_all_of_itself():
 
 
 SHAPES = {
-    "llada2-mini": "llada2",
-    "llada2-flash": "llada2",
-    "llada2-tiny": "llada2",
-    "llada-8b": "llada",
-    "llada-moe-7b": "llada_moe",
-    "dream-7b": "dream",
-    "fast-dllm-v2-7b": "fast_dllm_v2",
-    "sdar-8b": "sdar",
-    "sdar-30b-a3b": "sdar_moe",
-    "diffusiongemma-26b-a4b": "diffusion_gemma",
-    "diffusiongemma-tiny": "diffusion_gemma",
-}
+    "llada2-mini": "llada2", "llada2-flash": "llada2", "llada2-tiny": "llada2", "llada-8b": "llada",
+    "llada-moe-7b": "llada_moe", "dream-7b": "dream", "fast-dllm-v2-7b": "fast_dllm_v2", "sdar-8b": "sdar",
+    "sdar-30b-a3b": "sdar_moe", "diffusiongemma-26b-a4b": "diffusion_gemma", "diffusiongemma-tiny": "diffusion_gemma",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "key"), SHAPES.items())

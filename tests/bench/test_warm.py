@@ -1,7 +1,5 @@
 """Tests of `runtime.bench warm`: it compiles recorded specializations without a GPU, for several kinds of GPUs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """Manages clients: `python -m tests.clients lock NAME...` resolves locks again, `table` writes the list in
 docs/guide/clients.md, `build [NAME...]` builds environments."""
 
-from __future__ import annotations
-
 import sys
 
 from tests.clients.catalogue import FOLDER, clients, with_table

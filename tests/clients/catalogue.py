@@ -1,7 +1,5 @@
 """The list of clients, one per folder in this package."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from dataclasses import dataclass

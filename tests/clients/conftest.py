@@ -1,7 +1,5 @@
 """Servers for all clients, with an API key, and a table of the checks that were run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Builds the environments of clients, each from the client's lock alone, and again when the lock changes."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

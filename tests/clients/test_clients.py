@@ -1,7 +1,5 @@
 """Runs real clients against the demo server: `make clients` builds an environment for each, and runs its checks."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -39,13 +37,9 @@ def test_client(client: Client, servers: Servers, tried: Tried, tmp_path: Path) 
     (home := tmp_path / "home").mkdir()
     variables |= {"UNMASK_CLIENT_SERVER": server.url, "UNMASK_CLIENT_KEY": KEY, "UNMASK_CLIENT_REPORT": str(report)}
     variables |= {
-        "UNMASK_CLIENT_TOKENIZER": str(CHECKPOINT),
-        "HOME": str(home),
-        **dict.fromkeys(HOMES, ""),
-        "OPENAI_API_KEY": KEY,
-        **QUIET,
-        **LOCAL,
-    }
+        "UNMASK_CLIENT_TOKENIZER": str(CHECKPOINT), "HOME": str(home), **dict.fromkeys(HOMES, ""),
+        "OPENAI_API_KEY": KEY, **QUIET, **LOCAL,
+    }  # fmt: skip
     began = time.monotonic()
     output = _output(run, variables, tmp_path)
     checks = [Check(**json.loads(line)) for line in report.read_text(encoding="utf-8").splitlines()]

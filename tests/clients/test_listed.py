@@ -1,7 +1,5 @@
 """Tests of clients that need no environment: their locks, and the list of clients in the documentation."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

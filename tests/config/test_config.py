@@ -33,11 +33,8 @@ def good_value(flag: Flag) -> str:
         return next(c for c in flag.choices if c != flag.default)
     if flag.type == "str":
         return {
-            "api-key": "0123456789abcdef",
-            "lora": "x=y",
-            "zmq-command-addr": "ipc://h1",
-            "zmq-event-addr": "ipc://h2",
-        }.get(flag.name, "x")
+            "api-key": "0123456789abcdef", "lora": "x=y", "zmq-command-addr": "ipc://h1", "zmq-event-addr": "ipc://h2",
+        }.get(flag.name, "x")  # fmt: skip
     if flag.type == "int":
         return "9000" if flag.name == "max-num-batched-tokens" else "3"
     return "0.25"
@@ -122,19 +119,15 @@ def test_yaml_forms(tmp_path):
         ("accept-threshold: .nan", "accept-threshold .*from 0 to 1"),
         ("port:", "port .*needs a value"),
         ("a: [", "cannot be parsed"),
-        (
-            "log-level: info\nserved-model-name: 2024-13-45",
-            r"cannot be parsed \(line 2, column 20\): the value .* quote it$",
-        ),
-        *(
-            (f"port: !!{kind} abc", r"cannot be parsed \(line 1, column 7\)")
-            for kind in ("int", "float", "bool", "timestamp")
-        ),
+        ("log-level: info\nserved-model-name: 2024-13-45",
+         r"cannot be parsed \(line 2, column 20\): the value .* quote it$"),
+        *((f"port: !!{kind} abc", r"cannot be parsed \(line 1, column 7\)")
+          for kind in ("int", "float", "bool", "timestamp")),
         ("? [a, b]\n: 1", r"cannot be parsed \(line 1, column 1\)"),
         ("[" * 2000, "cannot be parsed: it is nested too deeply$"),
         ("port: 1\x01", "cannot be parsed: special characters are not allowed$"),
     ],
-)
+)  # fmt: skip
 def test_bad_yaml(tmp_path, text, message):
     file = tmp_path / "c.yaml"
     file.write_text(text)
@@ -212,16 +205,11 @@ def test_variables_of_a_test_cluster_are_ignored():
 
 def test_variables_that_kubernetes_injects_for_a_service_are_ignored_or_explained():
     injected = {
-        "UNMASK_SERVICE_HOST": "10.0.0.1",
-        "UNMASK_SERVICE_PORT": "8000",
-        "UNMASK_SERVICE_PORT_HTTP": "8000",
-        "UNMASK_PORT_8000_TCP": "tcp://10.0.0.1:8000",
-        "UNMASK_PORT_8000_TCP_ADDR": "10.0.0.1",
-        "UNMASK_PORT_8000_TCP_PROTO": "tcp",
-        "UNMASK_PORT_8000_TCP_PORT": "8000",
-        "UNMASK_CHAT_SERVICE_HOST": "10.0.0.2",
-        "UNMASK_CHAT_PORT": "tcp://10.0.0.2:80",
-    }
+        "UNMASK_SERVICE_HOST": "10.0.0.1", "UNMASK_SERVICE_PORT": "8000", "UNMASK_SERVICE_PORT_HTTP": "8000",
+        "UNMASK_PORT_8000_TCP": "tcp://10.0.0.1:8000", "UNMASK_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "UNMASK_PORT_8000_TCP_PROTO": "tcp", "UNMASK_PORT_8000_TCP_PORT": "8000",
+        "UNMASK_CHAT_SERVICE_HOST": "10.0.0.2", "UNMASK_CHAT_PORT": "tcp://10.0.0.2:80",
+    }  # fmt: skip
     assert parse([], injected) == ServerConfig()
     injected["UNMASK_PORT"] = "tcp://10.0.0.1:8000"
     refused(environ=injected, match="UNMASK_PORT: .*enableServiceLinks: false")
@@ -249,14 +237,10 @@ def test_variables_that_kubernetes_injects_for_a_service_are_ignored_or_explaine
         (["--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
         (["--quantization", "int2"], "--quantization: 'int2' is not one of fp8, int8, int4"),
         (["--torch-compile-mode", "reduce-overhead"], "'reduce-overhead' is not one of default, max-autotune-no-"),
-        (
-            ["--torch-compile-mode", "default", "--deterministic"],
-            "--torch-compile-mode: how compiled .*--deterministic",
-        ),
-        (
-            ["--torch-compile-mode", "default", "--tensor-parallel-size", "2"],
-            "--torch-compile-mode: sharded logits are not",
-        ),
+        (["--torch-compile-mode", "default", "--deterministic"],
+         "--torch-compile-mode: how compiled .*--deterministic"),
+        (["--torch-compile-mode", "default", "--tensor-parallel-size", "2"],
+         "--torch-compile-mode: sharded logits are not"),
         (["--full-cache", "all"], "--full-cache: 'all' is not one of prefix, dual, vicinity"),
         (["--sampling-mode", "edit", "--remask-threshold", "0.1"], "--remask-threshold"),
         (["--mask-token-id", "3", "--eos-token-ids", "1,3"], "--eos-token-ids: 3"),
@@ -273,7 +257,7 @@ def test_variables_that_kubernetes_injects_for_a_service_are_ignored_or_explaine
         (["--api-key", "a b"], "--api-key"),
         (["--model", "a\nb"], "--model"),
     ],
-)
+)  # fmt: skip
 def test_bad_values_are_refused_by_name(argv, message):
     refused(argv, match=message)
 

@@ -1,7 +1,5 @@
 """Test of reading the API server's audit log while it is written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -20,7 +18,6 @@ def test_only_complete_lines_after_an_offset_are_read(tmp_path: Path) -> None:
     assert read() == ["one", "two", "one"]
     assert read("one") == ["one", "one"]
     assert read(after=ends[0]) == ["two", "one"]
-    assert [read(after=ends[0] + n) for n in (1, len(lines[1]) - 1)] == [
-        ["one"]
-    ] * 2  # in the middle of the second line
+    for middle in (1, len(lines[1]) - 1):  # of the second line
+        assert read(after=ends[0] + middle) == ["one"]
     assert read(after=ends[1]) == ["one"]

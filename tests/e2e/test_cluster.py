@@ -1,7 +1,5 @@
 """Tests of those parts of e2e.cluster that need no running cluster."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

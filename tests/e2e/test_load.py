@@ -1,7 +1,5 @@
 """Tests of the load program: it reports every kind of failed request, and never repeats a request."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """Tests of the logs in the report of a failed cluster test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 The bits of a request do not depend on the other requests of a batch, the chunks of its prompt, or prefix cache hits.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -3,13 +3,11 @@
 The oracle's `Shape` and `Params` describe the settings of the server and the parameters of a request.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -164,33 +162,19 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     orders = None if setup.orders is None else EditTokens(*setup.orders)
     rule = algorithms_with_edit_tokens(orders)
     info = EngineInfo(
-        family="none",
-        strategy=setup.strategy,
-        device="cpu",
-        dtype="float64",
-        vocab_size=setup.vocab,
-        max_token_id=setup.max_token,
-        mask_token_id=setup.mask,
-        eos_token_ids=list(setup.eos),
+        family="none", strategy=setup.strategy, device="cpu", dtype="float64", vocab_size=setup.vocab,
+        max_token_id=setup.max_token, mask_token_id=setup.mask, eos_token_ids=list(setup.eos),
         delete_token_id=None if orders is None else orders.delete,
         split_token_id=None if orders is None else orders.split,
-        block_size=setup.block,
-        buffer_size=setup.buffer,
-        page_size=setup.page,
-        num_pages=setup.pages,
-        max_model_len=setup.max_len,
-        max_num_reqs=setup.max_reqs,
-        max_num_batched_tokens=setup.budget,
+        block_size=setup.block, buffer_size=setup.buffer, page_size=setup.page, num_pages=setup.pages,
+        max_model_len=setup.max_len, max_num_reqs=setup.max_reqs, max_num_batched_tokens=setup.budget,
         prefix_caching=setup.prefix_caching and strategy.prefix_cacheable,
-        blocks_from_prompt=strategy.block_layout.from_prompt,
-        truncate_last_block=strategy.block_layout.truncate_last,
+        blocks_from_prompt=strategy.block_layout.from_prompt, truncate_last_block=strategy.block_layout.truncate_last,
         strategy_fields=list(with_defaults(strategy.fields, setup.block)),
-        algorithms=[
-            AlgorithmInfo(key=each.key, fields=with_defaults(rule(each.key).fields, setup.block))
-            for each in algorithms_for(setup.strategy)
-        ],
+        algorithms=[AlgorithmInfo(key=each.key, fields=with_defaults(rule(each.key).fields, setup.block))
+                    for each in algorithms_for(setup.strategy)],
         default_algorithm="dmax" if setup.strategy == "dmax" else "threshold",
-    )
+    )  # fmt: skip
     pool = UnifiedPool(model.kv_shapes, num_pages=setup.pages, page_size=setup.page, dtype=torch.float64, device="cpu")
     config = SamplerConfig(setup.block, setup.mask, setup.max_token, setup.eos, orders)
     runner: CheckedRunner
@@ -225,32 +209,14 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
     p = ask.params
     others = {name: getattr(p, name) for name in ("cache", "block_length", "sub_block_size", "block_cache")}
     return RequestSpec(
-        id=id,
-        prompt=list(ask.prompt),
-        max_tokens=p.max_tokens,
-        temperature=p.temperature,
-        top_p=p.top_p,
-        top_k=p.top_k,
-        min_p=p.min_p,
-        stop_ids=list(p.stop_token_ids),
-        logits_processors=logits_processor_params(p),
-        seed=p.seed % 2**64,
-        ignore_eos=p.ignore_eos,
-        max_nfe=p.max_nfe,
-        max_repetition_run=p.max_repetition_run,
-        decoding=DecodingParams(
-            algorithm=p.algorithm,
-            values=decoding_of(p) | others,
-            total_steps=p.total_steps,
-            force_single_batch=ask.alone,
-        ),
-        pinned_tokens=ask.pinned_by_offset,
-        logprobs=ask.logprobs,
-        stream_mode=ask.report,  # type: ignore[arg-type]
-        cache_salt=ask.salt,
-        parent_id=ask.group,
-        tenant=ask.owner,
-    )
+        id=id, prompt=list(ask.prompt), max_tokens=p.max_tokens, temperature=p.temperature, top_p=p.top_p,
+        top_k=p.top_k, min_p=p.min_p, stop_ids=list(p.stop_token_ids), logits_processors=logits_processor_params(p),
+        seed=p.seed % 2**64, ignore_eos=p.ignore_eos, max_nfe=p.max_nfe, max_repetition_run=p.max_repetition_run,
+        decoding=DecodingParams(algorithm=p.algorithm, values=decoding_of(p) | others, total_steps=p.total_steps,
+                                force_single_batch=ask.alone),
+        pinned_tokens=ask.pinned_by_offset, logprobs=ask.logprobs, cache_salt=ask.salt, parent_id=ask.group,
+        tenant=ask.owner, stream_mode=ask.report,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def expected(setup: Setup, ask: Ask, logits_of: LogitsOf | None = None, embedded: Embedded | None = None) -> Result:
@@ -432,9 +398,8 @@ def check_cached(engine: Engine, request: Request, setup: Setup) -> None:
     if setup.strategy == "full":
         assert request.num_computed_tokens == 0
     elif setup.strategy != "nemotron_diffusion":
-        assert (
-            request.num_computed_tokens - setup.oracle.first(request.prompt_len)
-        ) % setup.block == 0 or not request.num_computed_tokens
+        count = request.num_computed_tokens
+        assert not count or (count - setup.oracle.first(request.prompt_len)) % setup.block == 0
 
 
 def check_idle(engine: Engine) -> None:
@@ -457,12 +422,9 @@ class Run:
     """
 
     def __init__(
-        self,
-        setup: Setup,
-        engine: Engine | None = None,
-        logits_of: LogitsOf | None = None,
+        self, setup: Setup, engine: Engine | None = None, logits_of: LogitsOf | None = None,
         embedded: Embedded | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.setup = setup
         self.hashed = engine is None
         self.engine = engine or make_engine(setup)
@@ -518,22 +480,23 @@ class Run:
             if ask.logprobs is not None:
                 check_logprobs(self.received[id], self.setup, ask, self.logits_of)
 
+    def finish(self, *asks: Ask) -> Self:
+        """Adds requests, runs the engine to the end, and asserts that all outputs equal the oracle's."""
+        for ask in asks:
+            self.add(ask)
+        self.drain()
+        self.compare()
+        return self
+
 
 def run_all(setup: Setup, asks: Iterable[Ask]) -> Run:
-    """Adds all requests at once to an engine on the hash model, and runs it to the end."""
-    run = Run(setup)
-    for ask in asks:
-        run.add(ask)
-    run.drain()
-    return run
+    """Runs all requests at once on an engine on the hash model, see `Run.finish`."""
+    return Run(setup).finish(*asks)
 
 
 def run_schedule(
-    run: Run,
-    arrivals: Iterable[tuple[int, Ask]],
-    aborts: Iterable[tuple[int, int]],
-    preemptions: Iterable[int] = (),
-) -> None:
+    run: Run, arrivals: Iterable[tuple[int, Ask]], aborts: Iterable[tuple[int, int]], preemptions: Iterable[int] = (),
+) -> None:  # fmt: skip
     """Runs a schedule to the end, and asserts that all outputs equal the oracle's.
 
     Args:
@@ -555,5 +518,4 @@ def run_schedule(
             run.engine.scheduler._preempt(run.engine.scheduler._preemption_victim())
             check_accounting(run.engine)
         run.step()
-    run.drain()
-    run.compare()
+    run.finish()

@@ -6,8 +6,6 @@ K/V was written. The logits of a row hash every value that it reads. So one stal
 written entry changes all of them. All values are exact: `hash_logits` computes the same hash from ids, for the oracle.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Hypothesis strategies for servers, requests and schedules."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 
@@ -65,42 +63,30 @@ def params(draw: st.DrawFn, growing: bool, max_tokens: int, setup: Setup) -> Par
     total = draw(st.sampled_from([None, 20, 33, 64])) if algorithm in ("fixed", "dynamic", "sequential") else None
     return Params(
         max_tokens=draw(st.integers(max_tokens - 8 if growing else 1, max_tokens)),
-        temperature=draw(st.sampled_from([0.5, 1.0, 3.0])) if hot else 0.0,
-        top_k=draw(st.sampled_from([0, 1, 3])),
-        top_p=draw(st.sampled_from([1.0, 0.9, 0.4])),
-        seed=draw(st.integers(0, 2**64 - 1)),
+        temperature=draw(st.sampled_from([0.5, 1.0, 3.0])) if hot else 0.0, top_k=draw(st.sampled_from([0, 1, 3])),
+        top_p=draw(st.sampled_from([1.0, 0.9, 0.4])), seed=draw(st.integers(0, 2**64 - 1)),
         min_p=draw(st.sampled_from([0.0, 0.0, 0.13, 0.6, 1.0])),
         **draw(st.one_of(st.just({}), st.just({}), shapes(setup, max_tokens))),
         ignore_eos=growing or draw(st.booleans()),
         max_nfe=None if growing else draw(st.sampled_from([None, None, None, 1, 3, 7])),
         max_repetition_run=None if growing else draw(st.sampled_from([None, None, None, 1, 2, 3])),
-        algorithm=algorithm,
-        total_steps=total,
-        accept_threshold=draw(THRESHOLDS),
-        edit_threshold=draw(THRESHOLDS),
+        algorithm=algorithm, total_steps=total, accept_threshold=draw(THRESHOLDS), edit_threshold=draw(THRESHOLDS),
         remask_threshold=draw(st.sampled_from([0.0, 0.0, 0.05, 0.3, 0.8])),
         add_block_threshold=draw(st.sampled_from([0.0, 0.1, 0.1, 0.5, 1.0])),
         semi_complete_threshold=draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])),
         token_stability_threshold=draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
-        max_post_edit_steps=draw(st.integers(0, 5)),
-        penalty_lambda=draw(st.sampled_from([0.0, 0.0, 1.0, 4.0])),
+        max_post_edit_steps=draw(st.integers(0, 5)), penalty_lambda=draw(st.sampled_from([0.0, 0.0, 1.0, 4.0])),
         # with logits that are a hash, few blocks of dmax end before this limit
         max_steps_per_block=draw(st.sampled_from([1, 2, 5, 16, 64] if algorithm != "dmax" else [1, 2, 4, 7])),
-        steps=draw(st.integers(1, 9)),
-        confidence_metric=draw(st.sampled_from(["max_prob", "margin", "neg_entropy"])),
+        steps=draw(st.integers(1, 9)), confidence_metric=draw(st.sampled_from(["max_prob", "margin", "neg_entropy"])),
         factor=draw(st.sampled_from([0.0, 0.5, 1.0, 1.7, 3.0])),
         entropy_bound=draw(st.sampled_from([0.0, 0.5, 2.0, 5.0, 100.0])),
-        low_threshold=draw(THRESHOLDS),
-        local_leap_anchor=draw(THRESHOLDS),
-        local_leap_neighbor=draw(THRESHOLDS),
-        local_leap_radius=draw(st.integers(0, 5)),
-        credit_weight=draw(st.sampled_from([0.0, 0.7, 3.0])),
-        credit_decay=draw(st.sampled_from([0.0, 0.8, 1.0])),
-        credit_power=draw(st.sampled_from([0.2, 1.0])),
+        low_threshold=draw(THRESHOLDS), local_leap_anchor=draw(THRESHOLDS), local_leap_neighbor=draw(THRESHOLDS),
+        local_leap_radius=draw(st.integers(0, 5)), credit_weight=draw(st.sampled_from([0.0, 0.7, 3.0])),
+        credit_decay=draw(st.sampled_from([0.0, 0.8, 1.0])), credit_power=draw(st.sampled_from([0.2, 1.0])),
         suppress_eos=draw(st.sampled_from(["none", "none", "confidence", "logits"])),
-        others=draw(other_fields(algorithm, setup.block)),
-        **draw(own_fields(setup)),
-    )
+        others=draw(other_fields(algorithm, setup.block)), **draw(own_fields(setup)),
+    )  # fmt: skip
 
 
 @st.composite
@@ -139,13 +125,9 @@ def own_fields(draw: st.DrawFn, setup: Setup) -> dict[str, Any]:
 
 @st.composite
 def setups(
-    draw: st.DrawFn,
-    max_len: int = 40,
-    block: int | None = None,
-    buffer: int | None = None,
-    strategy: str = "multi_bd",
+    draw: st.DrawFn, max_len: int = 40, block: int | None = None, buffer: int | None = None, strategy: str = "multi_bd",
     shift: bool | None = None,
-) -> Setup:
+) -> Setup:  # fmt: skip
     """Servers with pages smaller and larger than the block. Budgets and pools may just suffice for one request."""
     if strategy == "insert_delete":
         return replace(draw(setups(max_len, block, buffer or draw(st.integers(1, 3)))), orders=ORDERS)
@@ -165,20 +147,14 @@ def setups(
     needed = -(-longest // unit) * (unit // page)
     shifts = strategy in ("d2f", "full")
     return Setup(
-        strategy=strategy,
-        shift=shifts and (draw(st.booleans()) if shift is None else shift),
-        block=block,
-        buffer=buffer,
-        page=page,
+        strategy=strategy, shift=shifts and (draw(st.booleans()) if shift is None else shift), block=block,
+        buffer=buffer, page=page,
         pages=draw(st.one_of(st.just(needed), st.integers(needed, 2 * needed), st.just(20 * needed))),
         budget=draw(st.one_of(st.integers(least, least + 2 * block), st.just(256))),
-        max_reqs=draw(st.sampled_from([1, 4, 8, 8])),
-        max_len=max_len,
-        shared_rows=draw(st.sampled_from([10**6, least, 3 * least])),
-        prefix_caching=draw(st.booleans()),
-        eos=draw(st.sampled_from([(3,), (3, 7), (0, 2, 5, 9)])),
-        replayed=draw(st.booleans()),
-    )
+        max_reqs=draw(st.sampled_from([1, 4, 8, 8])), max_len=max_len,
+        shared_rows=draw(st.sampled_from([10**6, least, 3 * least])), prefix_caching=draw(st.booleans()),
+        eos=draw(st.sampled_from([(3,), (3, 7), (0, 2, 5, 9)])), replayed=draw(st.booleans()),
+    )  # fmt: skip
 
 
 @st.composite
@@ -201,16 +177,13 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
         editing = {"edit_threshold": draw(thresholds), "max_post_edit_steps": draw(st.integers(0, 9))}
         p = replace(p, algorithm="edit", total_steps=None, **editing)
     return Ask(
-        prompt=tuple(prompt),
-        params=p,
+        prompt=tuple(prompt), params=p,
         pinned=tuple(draw(st.one_of(st.just({}), st.just({}), some, run, everything)).items()),
         report=draw(st.sampled_from(["final", "stable", "denoise", "denoise"])),
-        logprobs=draw(st.sampled_from([None, None, 0, 3, 20])),
-        salt=draw(st.sampled_from(["", "", "other"])),
-        group=draw(st.sampled_from(["", "", "b", "c"])),
-        owner=draw(st.sampled_from(["", "", "", "another"])),
+        logprobs=draw(st.sampled_from([None, None, 0, 3, 20])), salt=draw(st.sampled_from(["", "", "other"])),
+        group=draw(st.sampled_from(["", "", "b", "c"])), owner=draw(st.sampled_from(["", "", "", "another"])),
         alone=draw(st.sampled_from([False] * 5 + [True])),
-    )
+    )  # fmt: skip
 
 
 @st.composite

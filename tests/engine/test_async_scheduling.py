@@ -1,7 +1,5 @@
 """Tests of async scheduling: the next forward is launched before output processing if its layout cannot change."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,6 +14,7 @@ from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
 from runtime.algorithms.base import get_algorithm
+from runtime.engine.engine import Engine
 from runtime.request.engine_messages import EngineOutput
 from runtime.scheduling.request import Status
 from runtime.scheduling.scheduler import Scheduler
@@ -62,6 +61,14 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ref[CudaGraphRunner], 
     return asked
 
 
+def forwards_of(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Returns a mock that counts the forwards of the engine's model."""
+    assert isinstance(engine.runner, CudaGraphRunner)
+    forwards = Mock(wraps=engine.runner.model_step.forward)
+    monkeypatch.setattr(engine.runner.model_step, "forward", forwards)
+    return forwards
+
+
 class Watched:
     """Runs an engine and counts its early launches of forwards."""
 
@@ -82,6 +89,11 @@ class Watched:
         for output in self.engine.step():
             self.received.setdefault(output.id, []).append(output)
         return self.began - before
+
+    def until_early(self) -> None:
+        """Makes steps until one launches a forward early."""
+        while not self.step():
+            pass
 
     def drain(self) -> None:
         while self.engine.has_work():
@@ -107,10 +119,7 @@ def test_the_next_step_is_launched_early_if_all_blocks_continue(
 ) -> None:
     several = asking(36, 36, **own)
     watched = Watched(setup, several, monkeypatch)
-    runner = watched.engine.runner
-    assert isinstance(runner, CudaGraphRunner)
-    forwards = Mock(wraps=runner.model_step.forward)
-    monkeypatch.setattr(runner.model_step, "forward", forwards)
+    forwards = forwards_of(watched.engine, monkeypatch)
     watched.drain()
     expected = run_all(setup, several)
     for id, other in expected.received.items():
@@ -134,8 +143,7 @@ def test_nothing_is_launched_early_if_a_request_waits_or_is_received(who: str, m
 def test_a_request_added_after_an_early_launch_joins_one_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
     several = asking(36, 36)
     watched = Watched(SETUP, several[:1], monkeypatch)
-    while not watched.step():
-        pass
+    watched.until_early()
     watched.engine.add(spec_of("r1", several[1]))
     assert not watched.step(), "a forward was launched early although a request waits"
     assert [request.spec.id for request in watched.engine.scheduler.running] == ["r0"]
@@ -151,8 +159,7 @@ def test_a_request_added_after_an_early_launch_joins_one_step_later(monkeypatch:
 def test_a_request_aborted_after_an_early_launch_gets_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
     several = asking(36, 36)
     watched = Watched(SETUP, several, monkeypatch)
-    while not watched.step():
-        pass
+    watched.until_early()
     watched.engine.abort("r1")
     emitted = len(watched.received["r1"])
     watched.drain()
@@ -163,8 +170,7 @@ def test_a_request_aborted_after_an_early_launch_gets_no_output(monkeypatch: pyt
 def test_a_launched_step_is_not_run_if_all_its_requests_were_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     several = asking(36, 36)
     watched = Watched(SETUP, several[:1], monkeypatch)
-    while not watched.step():
-        pass
+    watched.until_early()
     watched.engine.abort("r0")
     assert not watched.engine.has_work()
     steps = watched.engine.stats().steps
@@ -179,8 +185,7 @@ def test_a_step_that_fails_after_an_early_launch_ends_only_its_requests(monkeypa
     logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
     several = asking(36, 36, 36)
     watched = Watched(SETUP, several[:2], monkeypatch)
-    while not watched.step():
-        pass
+    watched.until_early()
     watched.engine.add(spec_of("r2", several[2]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CudaGraphRunner, "launch_sampling", lambda *_: 1 / 0)
@@ -197,10 +202,7 @@ def test_steps_of_diffusion_gemma_are_launched_early_too(monkeypatch: pytest.Mon
         pretending(monkeypatch),
         LLM(str(GOLDEN / "diffusion_gemma"), device="cpu", skip_tokenizer=True, **SMALL) as llm,
     ):
-        runner = llm.engine.runner
-        assert isinstance(runner, CudaGraphRunner)
-        forwards = Mock(wraps=runner.model_step.forward)
-        monkeypatch.setattr(runner.model_step, "forward", forwards)
+        forwards = forwards_of(llm.engine, monkeypatch)
         llm.generate(PROMPTS[:2], SamplingParams(max_tokens=32, ignore_eos=True))
         assert sum(begun for _, begun in noted) > len(noted) / 2
         assert forwards.call_count == llm.engine.stats().steps, "a launched forward was not used by a step"
@@ -234,8 +236,7 @@ def test_blocks_of_different_sizes_cause_no_unused_launch(monkeypatch: pytest.Mo
         Ask((1, 2, 3, 4), Params(max_tokens=32, **SLOW, **own[0])), Ask((5,), Params(max_tokens=7, **SLOW, **own[1])),
     ]  # fmt: skip
     watched = Watched(FULL_SEQUENCE, several, monkeypatch)
-    forwards = Mock(wraps=watched.engine.runner.model_step.forward)
-    monkeypatch.setattr(watched.engine.runner.model_step, "forward", forwards)
+    forwards = forwards_of(watched.engine, monkeypatch)
     watched.drain()
     assert forwards.call_count == watched.engine.stats().steps, "a launched forward was not used by a step"
 
@@ -247,11 +248,8 @@ def test_no_step_is_launched_early_with_a_released_request() -> None:
     )
     for scheduled in (ended, going):
         scheduled.stable_layout, scheduled.start, scheduled.end, scheduled.blocks = (
-            True,
-            0,
-            8,
-            [SimpleNamespace(size=8)],
-        )
+            True, 0, 8, [SimpleNamespace(size=8)],
+        )  # fmt: skip
     scheduler: Any = Mock(running=[going.request] * 2, waiting=[])
     batch: list[Any] = [going, ended]
     assert not Scheduler.may_repeat(scheduler, batch)
@@ -271,8 +269,7 @@ def test_pauses_between_steps_do_not_count_as_step_time(monkeypatch: pytest.Monk
         return now
 
     monkeypatch.setattr("runtime.engine.engine.time", SimpleNamespace(perf_counter=perf_counter))
-    while not watched.step():
-        pass
+    watched.until_early()
     now += pause
     watched.drain()
     assert watched.began > 8

@@ -1,7 +1,5 @@
 """Tests of soft embeddings in dmax, in addition to test_oracle.py and test_strategies.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from runtime.scheduling.step_plan import UNMASKED, StepPlan
@@ -54,16 +52,13 @@ def test_rows_with_soft_embeddings() -> None:
             continue
         seen += 1
         plan = run.plans[-1]
-        assert (
-            sorted(zip(plan.layout.positions[merged.rows], merged.ids[:, 0], merged.probs[:, 0], strict=True))
-            == expected
-        )
+        positions = plan.layout.positions[merged.rows]
+        assert sorted(zip(positions, merged.ids[:, 0], merged.probs[:, 0], strict=True)) == expected
         assert set(map(tuple, merged.params.tolist())) <= {(0, 1, 1), (1, 0.5, 1), (0, 1, 0)}
         assert not (merged.probs[merged.params[:, 0] == 1, 1:]).any()
         assert not (merged.probs[merged.params[:, 2] == 0, 2:]).any()
     assert seen > 6
-    run.drain()
-    run.compare()
+    run.finish()
 
 
 def test_other_rows_of_a_step_have_no_soft_embeddings() -> None:
@@ -79,8 +74,7 @@ def test_other_rows_of_a_step_have_no_soft_embeddings() -> None:
     assert plan.soft_embeddings is not None
     assert set(plan.soft_embeddings.rows) < set(range(16))
     assert len(plan.tokens) > 16
-    run.drain()
-    run.compare()
+    run.finish()
 
 
 def test_cached_kv_depends_only_on_token_ids() -> None:
@@ -104,7 +98,6 @@ def test_embeddings_matter() -> None:
     for change in changes:
         run = Run(SERVER)
         id = run.add(Ask((1, 2, 4), replace(SLOW, **change)))
-        run.drain()
-        run.compare()
+        run.finish()
         outputs.add(tuple(run.received[id].tokens))
     assert len(outputs) == len(changes) - 1, "token_merge_weight changed dmax_topk, or another field changed nothing"

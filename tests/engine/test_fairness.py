@@ -1,7 +1,5 @@
 """Tests of fairness between tenants and groups (request_queue.py): admission, slots, pages and step time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -40,11 +38,6 @@ def steps_until(run: Run, id: str, limit: int = 2000) -> int:
     raise AssertionError(f"{id} has not ended after {limit} steps")
 
 
-def finish(run: Run) -> None:
-    run.drain()
-    run.compare()
-
-
 CROWDS: dict[str, tuple[Setup, dict[str, Any], int, Ask]] = {  # a server, a crowd, steps before a request, and that
     "eight HTTP requests of 4 completions use every slot": (
         Setup(pages=256, shared_rows=8, max_reqs=16), {"size": 4}, 5, Ask(prompt(9, 6), ANSWER, group="single"),
@@ -73,7 +66,7 @@ def test_a_single_request_is_served_about_as_soon_as_alone(case: str) -> None:
     assert len(run.engine.scheduler.running) == setup.max_reqs or run.engine.cache.num_available < 6
     assert steps_until(run, run.add(ask)) <= usual + 2  # its prefill and its first step may be two forwards
     assert sum(received.ended for received in run.received.values()) == 1
-    finish(run)
+    run.finish()
 
 
 def test_if_all_groups_have_one_slot_a_group_without_gets_the_next() -> None:
@@ -86,7 +79,7 @@ def test_if_all_groups_have_one_slot_a_group_without_gets_the_next() -> None:
     while not (admitted := {r.spec.id for r in run.engine.scheduler.running} - seen):
         run.step()
     assert id in admitted
-    finish(run)
+    run.finish()
 
 
 def test_single_requests_of_one_owner_are_first_come_first_served() -> None:
@@ -114,7 +107,7 @@ def test_requests_with_one_step_each_are_not_held_back() -> None:
     run.step()
     run.step()
     assert len(run.entries[1]) == 8
-    finish(run)
+    run.finish()
 
 
 def test_beyond_first_entries_a_shared_step_has_limited_rows() -> None:
@@ -129,7 +122,7 @@ def test_beyond_first_entries_a_shared_step_has_limited_rows() -> None:
         assert {own if own == 6 else own // 3 for own, _, _ in entries} == {0, 1, 6}
     served = Counter(own for entries in run.entries for own, _, _ in entries)
     assert max(served[n] for n in range(6)) - min(served[n] for n in range(6)) <= 3
-    finish(run)
+    run.finish()
 
 
 @examples(8)

@@ -1,7 +1,5 @@
 """Tests of `full`: the rows that each cache mode forwards, the cost of a preemption, and models that use it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -63,9 +61,7 @@ def test_steps_with_the_rows_of_the_last_step_have_a_stable_layout(cache: str, f
 def test_forwarded_rows_of_each_cache_mode(cache: str, rows: list[tuple[int, int]], shift: bool) -> None:
     """The first step of a block forwards the canvas, later ones the rows of the mode. Each forward is a step."""
     run = Watched(replace(SERVER, shift=shift))
-    run.add(Ask(PROMPT, replace(ONE_A_STEP, cache=cache)))
-    run.drain()
-    run.compare()
+    run.finish(Ask(PROMPT, replace(ONE_A_STEP, cache=cache)))
     assert run.received["r0"].outputs[-1].nfe == 60
     assert run.entries == [entry for part in rows for entry in [(0, 0, 70, 1), *[(0, *part, 1)] * 19]]
     stats = run.engine.stats()
@@ -81,9 +77,7 @@ def test_a_preempted_request_recomputes_its_canvas_and_continues(cache: str, shi
         run.add(Ask(PROMPT, replace(ONE_A_STEP, cache=cache), group="crowd"))
     for _ in range(7):
         run.step()
-    run.add(Ask(PROMPT[:3], Params(max_tokens=5, accept_threshold=1.0, ignore_eos=True), group="single"))
-    run.drain()
-    run.compare()
+    run.finish(Ask(PROMPT[:3], Params(max_tokens=5, accept_threshold=1.0, ignore_eos=True), group="single"))
     assert run.engine.scheduler.preemptions == 1
     again = [entry for entry in run.entries if not entry[3]]
     assert again == ([] if cache == "none" else [(1, 0, 70, 0)])
@@ -98,8 +92,7 @@ def test_a_canvas_waits_for_all_its_pages_and_is_not_overtaken() -> None:
         run.add(Ask(PROMPT, replace(ONE_A_STEP, max_tokens=length)))
     run.step()
     assert [r.arrival_index for r in run.engine.scheduler.running] == [0]
-    run.drain()
-    run.compare()
+    run.finish()
     served = [entry[0] for entry in run.entries]
     assert sorted(range(3), key=served.index) == [0, 1, 2]
     check_idle(run.engine)
@@ -108,10 +101,7 @@ def test_a_canvas_waits_for_all_its_pages_and_is_not_overtaken() -> None:
 def test_canvases_alternate_when_the_budget_is_one_canvas() -> None:
     """Large and small canvases run together. Between two steps of one, no other makes more than two."""
     run = Watched(replace(SERVER, pages=100))
-    for length in (80, 30, 50, 20):
-        run.add(Ask(PROMPT, replace(ONE_A_STEP, max_tokens=length)))
-    run.drain()
-    run.compare()
+    run.finish(*(Ask(PROMPT, replace(ONE_A_STEP, max_tokens=length)) for length in (80, 30, 50, 20)))
     for own in range(4):
         at = [n for n, entry in enumerate(run.entries) if entry[0] == own]
         for a, b in pairwise(at):

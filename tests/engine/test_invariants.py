@@ -1,7 +1,5 @@
 """Tests of the invariants 5 to 7 of every strategy (docs/research/decoding-rules.md#invariants), with their numbers."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from typing import Any
@@ -139,10 +137,7 @@ def test_6_no_request_harms_another_or_the_engine(strategy: str, data: st.DataOb
     assert "bad" in failed
     check_idle(run.engine)
     run.aborted |= failed - {"bad"}
-    for ask in data.draw(st.lists(asks(setup), max_size=2)):
-        run.add(ask)
-    run.drain()
-    run.compare()
+    run.finish(*data.draw(st.lists(asks(setup), max_size=2)))
 
 
 def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCaptureFixture) -> None:
@@ -243,10 +238,7 @@ def test_7_abort_at_any_step_frees_every_page(strategy: str, data: st.DataObject
     while run.engine.has_work():  # finished requests may still have their last block to commit
         run.step()
     check_idle(run.engine)
-    for ask in several:
-        run.add(ask)
-    run.drain()
-    run.compare()
+    run.finish(*several)
 
 
 @pytest.mark.parametrize("algorithm", ["threshold", "fixed", "edit"])

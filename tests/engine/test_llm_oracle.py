@@ -1,7 +1,5 @@
 """Tests of real weights in float64, loaded through the Python API, against the oracle."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,10 +44,8 @@ CASES = {
     "dense_tied": Case(replace(TINY, block=8, buffer=4, page=4, pages=20, budget=40)),
     "all_moe": Case(replace(TINY, block=4, buffer=1, page=4, pages=200, budget=256)),
     "golden": Case(replace(REAL, buffer=3, pages=8), "llada2_tiny"),
-    "dmax": Case(
-        replace(REAL, strategy="dmax", vocab=224, mask=223, max_token=223, eos=(21, 190), buffer=3, pages=9), "dmax",
-        {"decoding_strategy": "dmax", "sampling_mode": "edit"},
-    ),
+    "dmax": Case(replace(REAL, strategy="dmax", vocab=224, mask=223, max_token=223, eos=(21, 190), buffer=3, pages=9),
+                 "dmax", {"decoding_strategy": "dmax", "sampling_mode": "edit"}),
     "llada2dot2": Case(replace(EDITS, buffer=2, page=4, pages=32), "llada2dot2"),
     "llada2dot2 with blocks of twice the size": Case(replace(EDITS, buffer=3, block=16, pages=8), "llada2dot2"),
 }  # fmt: skip

@@ -5,8 +5,6 @@ docs/research/decoding-rules.md#invariants: `Run` compares cached K/V and the ac
 the trace of every request at the end.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import given
@@ -25,7 +23,6 @@ def test_alone(strategy: str, data: st.DataObject) -> None:
     setup = data.draw(setups(strategy=strategy))
     ask = data.draw(asks(setup))
     run = run_all(setup, [replace(ask, report=report) for report in ("final", "stable", "denoise")])
-    run.compare()
     p = ask.params
     if p.ignore_eos and not p.stop_token_ids and p.max_nfe is None and p.max_repetition_run is None:
         assert [len(received.tokens) for received in run.received.values()] == [p.max_tokens] * 3

@@ -1,7 +1,5 @@
 """Tests of invalid input of every family, strategy and algorithm."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -134,10 +132,8 @@ def test_an_algorithm_that_does_not_fit(info: EngineInfo) -> None:
     for key in [*algorithm_keys(), "nonesuch"]:
         if info.algorithm(key) is None:
             message = refused(info, "decoding.algorithm", decoding={"algorithm": key})
-            assert (
-                message
-                == f"decoding.algorithm: {key!r} is not an unmasking algorithm of this server; available: {there}"
-            )
+            says = f"{key!r} is not an unmasking algorithm of this server; available: {there}"
+            assert message == f"decoding.algorithm: {says}"
 
 
 def test_a_field_that_does_not_fit(info: EngineInfo) -> None:
@@ -158,9 +154,7 @@ def test_values_out_of_range(info: EngineInfo) -> None:
                 message = refused(info, f"decoding.{field.name}", decoding=asked)
                 assert message.startswith(f"decoding.{field.name}: {preview(value)} is "), message
         message = refused(info, "decoding.mode", decoding={"algorithm": rule.key, "mode": "nonesuch"})
-        assert (
-            f"'nonesuch' is not one of {', '.join(rule.modes)}" in message if rule.modes else "leave it out" in message
-        )
+        assert (f"'nonesuch' is not one of {', '.join(rule.modes)}" if rule.modes else "leave it out") in message
 
 
 def test_prompts_and_answers_that_are_too_long(info: EngineInfo) -> None:
@@ -171,10 +165,8 @@ def test_prompts_and_answers_that_are_too_long(info: EngineInfo) -> None:
     message = refused(info, "max_tokens", prompt=(1,) * 9, max_tokens=limit + 1)
     assert message == f"max_tokens: {limit + 1} is more than the model's length, {limit}; lower it"
     for requested in (limit - 9, limit - 8, limit):  # limited to what the prompt leaves
-        assert (
-            resolve(SamplingParams(max_tokens=requested), (1,) * 9, info, RequestContext(id="r")).max_tokens
-            == limit - 9
-        )
+        spec = resolve(SamplingParams(max_tokens=requested), (1,) * 9, info, RequestContext(id="r"))
+        assert spec.max_tokens == limit - 9
 
 
 def test_names_of_dlmserve_that_do_not_fit(info: EngineInfo) -> None:

@@ -1,7 +1,5 @@
 """Tests of the construction of an engine from flags and from the declarations of a model family."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

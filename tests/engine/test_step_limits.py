@@ -1,7 +1,5 @@
 """Tests of limits on the work per step that a client can cause."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
@@ -37,13 +35,9 @@ def spec_of(prompt: list[int], **params: Any) -> RequestSpec:
         ("stop", [str(n) for n in range(MAX_STOPS)], [str(n) for n in range(MAX_STOPS + 1)]),
         ("stop_token_ids", list(range(MAX_STOP_IDS)), list(range(MAX_STOP_IDS + 1))),
         ("logprobs", MAX_LOGPROBS, MAX_LOGPROBS + 1),
-        (
-            "logit_bias",
-            {str(n): 1.0 for n in range(MAX_BIASED_IDS)},
-            {str(n): 1.0 for n in range(MAX_BIASED_IDS + 1)},
-        ),
+        ("logit_bias", {str(n): 1.0 for n in range(MAX_BIASED_IDS)}, {str(n): 1.0 for n in range(MAX_BIASED_IDS + 1)}),
     ],
-)
+)  # fmt: skip
 def test_a_field_that_exceeds_its_limit_is_refused(field: str, allowed: Any, refused: Any) -> None:
     spec_of([1, 2], **{field: allowed})
     with pytest.raises(RequestError) as error:

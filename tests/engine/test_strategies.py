@@ -1,7 +1,5 @@
 """Tests of single strategies and algorithms in addition to test_oracle.py: preemptions at any step, and histories."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -24,15 +22,12 @@ CREDIT = replace(LONG, max_tokens=24, algorithm="credit", accept_threshold=1.0, 
 BLOCK_16, BLOCK_8 = {"block": 16, "page": 8, "max_len": 32}, {"block": 8, "page": 8, "max_len": 40}
 EDITING = BLOCK_8 | {"orders": ORDERS}
 PREEMPTED: dict[str, tuple[str, Params, dict[str, Any]]] = {
-    "d2f": ("d2f", LONG, BLOCK_16 | {"buffer": 2}),
-    "fast_dllm_v2": ("fast_dllm_v2", SUB_BLOCKS, BLOCK_16),
-    "nemotron_diffusion": ("nemotron_diffusion", LONG, BLOCK_16),
-    "dmax": ("dmax", MERGED, BLOCK_8),
-    "dmax smooth": ("dmax", SMOOTH, BLOCK_8 | {"buffer": 2}),
-    "credit": ("multi_bd", CREDIT, BLOCK_8),
+    "d2f": ("d2f", LONG, BLOCK_16 | {"buffer": 2}), "fast_dllm_v2": ("fast_dllm_v2", SUB_BLOCKS, BLOCK_16),
+    "nemotron_diffusion": ("nemotron_diffusion", LONG, BLOCK_16), "dmax": ("dmax", MERGED, BLOCK_8),
+    "dmax smooth": ("dmax", SMOOTH, BLOCK_8 | {"buffer": 2}), "credit": ("multi_bd", CREDIT, BLOCK_8),
     "insert_delete": ("multi_bd", EDIT, EDITING),
     "insert_delete in three blocks": ("multi_bd", EDIT, EDITING | {"buffer": 3}),
-}
+}  # fmt: skip
 LATER = ("dmax", "insert_delete", "insert_delete in three blocks")
 
 
@@ -57,8 +52,7 @@ def test_preemption_at_any_step_changes_nothing(case: str) -> None:
         if steps:
             run.engine.scheduler._preempt(request)
             assert [block.soft_tokens for block in request.blocks] == soft
-        run.drain()
-        run.compare()
+        run.finish()
         steps += 1
     assert steps > 4
     assert reused == (3 if strategy == "fast_dllm_v2" else 0)
@@ -85,8 +79,7 @@ def test_fast_dllm_v2_forwards_again_what_a_preemption_drops() -> None:
     assert (request.nfe, request.recompute_spans) == (nfe, [])
     run.step()
     assert request.nfe == nfe + 1
-    run.drain()
-    run.compare()
+    run.finish()
 
 
 def test_an_unaligned_prompt_of_fast_dllm_v2_finds_all_its_blocks() -> None:
@@ -125,7 +118,6 @@ def test_only_blocks_of_an_algorithm_with_a_history_have_one(p: Params) -> None:
     runner.results = watch  # type: ignore[method-assign]
     for n, algorithm in enumerate((p.algorithm, "threshold", p.algorithm)):
         run.add(Ask(tuple(range(n, n + 9)), replace(p, algorithm=algorithm, seed=n)))
-    run.drain()
-    run.compare()
+    run.finish()
     assert seen == {p.algorithm, "threshold"}
     assert max(records) > 1

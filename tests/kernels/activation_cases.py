@@ -1,7 +1,5 @@
 """Checks of the fused gate-up GEMM of a dense layer against float64 references, like those in `cases.py`."""
 
-from __future__ import annotations
-
 import torch
 
 from runtime.kernels.activation import (

@@ -1,7 +1,5 @@
 """Batch-invariant kernels of models with self-conditioning, each as a function of the rows to compute."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -4,8 +4,6 @@ The interpreter (small shapes, CPU) and the GPU suite (realistic shapes) share t
 on inputs rounded to the kernel's dtype.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -374,15 +372,11 @@ def with_any_sight(batch: ForwardBatch, ends: list[int], seed: int = 21) -> Forw
         return torch.cat([values.to(device), torch.full((2,), dead, dtype=values.dtype, device=device)])
 
     return replace(
-        batch,
-        tokens=longer(batch.tokens, 0),
-        positions=longer(batch.positions, 0),
-        slots=longer(batch.slots, -1),
-        visible_end=longer(visible_end.clamp(max=torch.tensor(ends)[request]).int(), 0),
-        window_pos=longer(origin, 0),
+        batch, tokens=longer(batch.tokens, 0), positions=longer(batch.positions, 0), slots=longer(batch.slots, -1),
+        visible_end=longer(visible_end.clamp(max=torch.tensor(ends)[request]).int(), 0), window_pos=longer(origin, 0),
         is_editable=longer(batch.is_editable, 0),
         query_tiles=torch.cat([batch.query_tiles, torch.zeros(1, 3, dtype=torch.int32, device=device)]),
-    )
+    )  # fmt: skip
 
 
 def check_sight(

@@ -4,8 +4,6 @@ Each dot product is added to the accumulator along the depth, from the first ele
 another order of summation for each shape, so its results could not be compared bit by bit.
 """
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -112,17 +112,12 @@ def test_elementwise_kernels_are_batch_invariant(monkeypatch, made):
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "own"),
     [
-        (1, 1, 64, {}),
-        (7, 1, 64, {"normed": False}),
-        (96, 8, 64, {}),
-        (96, 96, 64, {"clip": 0.5}),
-        (40, 40, 128, {"pair_stride": 64, "v_norm": True}),
-        (96, 1, 128, {"v_from_k": True}),
-        (28, 4, 256, {"normed": False, "clip": 0.5}),
-        (33, 3, 200, {"v_norm": True, "v_from_k": True}),
+        (1, 1, 64, {}), (7, 1, 64, {"normed": False}), (96, 8, 64, {}), (96, 96, 64, {"clip": 0.5}),
+        (40, 40, 128, {"pair_stride": 64, "v_norm": True}), (96, 1, 128, {"v_from_k": True}),
+        (28, 4, 256, {"normed": False, "clip": 0.5}), (33, 3, 200, {"v_norm": True, "v_from_k": True}),
         (16, 2, 512, {"pair_stride": 256, "v_norm": True, "v_from_k": True}),
     ],
-)
+)  # fmt: skip
 def test_elementwise_rotary_splits_heads_among_programs(watched, heads, kv_heads, dim, own):
     cases.check_rotary(2, heads, kv_heads, dim, dim // 4, torch.float32, "cpu", **own)
     assert watched.widest <= max(HEADS_TILE, triton.next_power_of_2(dim))
@@ -218,12 +213,10 @@ def test_moe_experts_with_persistent_down_gemm(monkeypatch, rows, hidden, width,
 @pytest.mark.parametrize(
     ("rows", "experts", "few", "dtype"),
     [
-        (140, 1, True, torch.float32),
-        (280, 1, False, torch.float16),
-        (430, 3, True, torch.float16),
+        (140, 1, True, torch.float32), (280, 1, False, torch.float16), (430, 3, True, torch.float16),
         (430, 3, False, torch.float32),
     ],
-)
+)  # fmt: skip
 def test_moe_experts_with_tail_tiles(monkeypatch, rows, experts, few, dtype):
     if not few:
         monkeypatch.setattr(moe_align, "ONE_LAUNCH_PAIRS", 0)
@@ -264,12 +257,10 @@ def test_elementwise_head_with_padding_rows(monkeypatch, rows, dead, described, 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "layout", "dtype"),
     [
-        (4, 2, "unified", torch.float32),
-        (2, 2, "distinct", torch.float16),
-        (7, 1, "unified", torch.float16),
+        (4, 2, "unified", torch.float32), (2, 2, "distinct", torch.float16), (7, 1, "unified", torch.float16),
         (7, 1, "distinct", torch.float32),
     ],
-)
+)  # fmt: skip
 def test_attention_groups(heads, kv_heads, layout, dtype):
     cases.check_attention([(8, 4), (0, 9), (3, 1)], heads, kv_heads, 16, 4, 8, None, dtype, "cpu", layout)
 
@@ -301,14 +292,10 @@ def test_attention_of_rows_that_see_anything(window, layout):
 pages_of_rounds = pytest.mark.parametrize(
     ("page_size", "dtype", "window"),
     [
-        (16, torch.float32, None),
-        (32, torch.float32, 104),
-        (48, torch.float16, 104),
-        (64, torch.float16, None),
-        (128, torch.float32, None),
-        (128, torch.float16, 104),
+        (16, torch.float32, None), (32, torch.float32, 104), (48, torch.float16, 104), (64, torch.float16, None),
+        (128, torch.float32, None), (128, torch.float16, 104),
     ],
-)
+)  # fmt: skip
 
 
 @one_layout

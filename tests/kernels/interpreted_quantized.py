@@ -107,13 +107,10 @@ kinds = pytest.mark.parametrize("kind", quantized_cases.KINDS)
 @pytest.mark.parametrize(
     ("kind", "rows", "inputs", "outputs"),
     [
-        ("int4", 1, 16, 8),
-        ("int4_32", 20, 80, 100),
-        ("int8", 70, 160, 70),
-        ("blocks", 20, 200, 130),
+        ("int4", 1, 16, 8), ("int4_32", 20, 80, 100), ("int8", 70, 160, 70), ("blocks", 20, 200, 130),
         ("int4", 70, 256, 36),
     ],
-)
+)  # fmt: skip
 def test_linear(kind, rows, inputs, outputs, described):
     quantized_cases.check_group_quantized_linear(rows, inputs, outputs, rows < 50, kind, torch.float32, "cpu")
 
@@ -121,12 +118,10 @@ def test_linear(kind, rows, inputs, outputs, described):
 @pytest.mark.parametrize(
     ("kind", "rows", "hidden", "width", "experts", "top_k"),
     [
-        ("int4", 5, 48, 12, 12, 1),
-        ("int8", 70, 40, 24, 3, 2),
-        ("blocks", 20, 144, 40, 2, 1),
+        ("int4", 5, 48, 12, 12, 1), ("int8", 70, 40, 24, 3, 2), ("blocks", 20, 144, 40, 2, 1),
         ("int4", 40, 144, 24, 1, 1),
     ],
-)
+)  # fmt: skip
 def test_moe(kind, rows, hidden, width, experts, top_k, described):
     shared, crowded = rows != 70, rows == 70
     quantized_cases.check_group_quantized_moe(

@@ -1,7 +1,5 @@
 """Compares two-pass attention with its reference. The interpreter and the GPU suite share these checks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

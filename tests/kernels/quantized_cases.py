@@ -4,8 +4,6 @@ Fp8 kernels are compared with references that round in the same way. All are com
 dequantized values, within the rounding error of eight bits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

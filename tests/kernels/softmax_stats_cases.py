@@ -1,7 +1,5 @@
 """Checks of the softmax statistics and the soft embedding against float64 references, like those in `cases.py`."""
 
-from __future__ import annotations
-
 import torch
 
 from runtime.kernels import fused_softmax_stats

@@ -1,7 +1,5 @@
 """Tables of the checks in this folder: each row is a check with the arguments before its dtype and device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of the layered Triton cache: it reads the shipped directory first and writes only to TRITON_CACHE_DIR."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -499,9 +499,8 @@ def test_softmax_stats(draws):
 def test_sandwich():
     size, warps = {"SIZE": 2816, "SIZE_P2": 4096}, {"num_warps": layernorm.SANDWICH_WARPS}
     names = "mixed_ptr x_ptr post_attention_ptr dense_ptr experts_ptr total_ptr dense_out experts_out"
-    assert (
-        spilled(build(layernorm._pre_mlp_norms, typed(pbf16=names, pfp32="factor_out", fp32="eps"), size, **warps)) == 0
-    )
+    types = typed(pbf16=names, pfp32="factor_out", fp32="eps")
+    assert spilled(build(layernorm._pre_mlp_norms, types, size, **warps)) == 0
     types = typed(
         pbf16="dense_ptr chosen_ptr x_ptr scale_ptr a_ptr b_ptr c_ptr d_ptr out_ptr total_ptr", pi32="ids_ptr",
         pfp32="weights_ptr expert_scale_ptr", fp32="eps",

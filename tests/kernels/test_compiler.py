@@ -1,7 +1,5 @@
 """Tests of the kernel compiler, which compiles recorded specializations into the cache in other processes."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Tests that a start on the GPU compiles kernels in parallel, and that the next start finds all of them cached."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

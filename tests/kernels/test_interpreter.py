@@ -17,15 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("file", "part"),
     [
-        ("interpreted", "elementwise"),
-        ("interpreted", "moe"),
-        ("interpreted", "attention"),
-        ("interpreted_large_head", ""),
-        ("interpreted_models", ""),
-        ("interpreted_quantized", "fp8"),
+        ("interpreted", "elementwise"), ("interpreted", "moe"), ("interpreted", "attention"),
+        ("interpreted_large_head", ""), ("interpreted_models", ""), ("interpreted_quantized", "fp8"),
         ("interpreted_quantized", "not fp8"),
     ],
-)
+)  # fmt: skip
 def test_kernels_equal_their_references(file, part):
     assert interpret(f"tests/kernels/{file}.py", "-m", "not slow and not gpu", "-k", part) > 5
 
@@ -35,13 +31,9 @@ def interpret(*arguments):
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *arguments]
     run = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        command, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
     passed = re.search(r"(\d+) passed", run.stdout)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     assert passed, run.stdout

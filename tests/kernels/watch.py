@@ -1,7 +1,5 @@
 """Records loads and stores of kernels in Triton's interpreter."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

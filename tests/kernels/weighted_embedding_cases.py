@@ -1,7 +1,5 @@
 """Checks of the soft embedding against float64 references, like those in `cases.py`."""
 
-from __future__ import annotations
-
 import torch
 
 from runtime.kernels.weighted_embedding import soft_embedding, soft_embedding_reference

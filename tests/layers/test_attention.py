@@ -33,14 +33,10 @@ def compare(runs, heads, kv_heads, block_size, page_size, window, dtype=torch.fl
 @examples(120)
 @given(
     runs=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 70)), min_size=1, max_size=12),
-    heads=st.sampled_from([(1, 1), (4, 2), (6, 1), (3, 3)]),
-    block_size=st.sampled_from(SIZES),
-    page_size=st.sampled_from(SIZES),
-    window=st.sampled_from([None, 1, 3, 17, 64]),
-    seed=st.integers(0, 9),
-    dim=st.sampled_from([4, 8, 20, 64]),
-    layout=st.sampled_from(list(LAYOUTS)),
-)
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 1), (3, 3)]), block_size=st.sampled_from(SIZES),
+    page_size=st.sampled_from(SIZES), window=st.sampled_from([None, 1, 3, 17, 64]), seed=st.integers(0, 9),
+    dim=st.sampled_from([4, 8, 20, 64]), layout=st.sampled_from(list(LAYOUTS)),
+)  # fmt: skip
 def test_equals_the_reference(runs, heads, block_size, page_size, window, seed, dim, layout):
     compare(runs, *heads, block_size, page_size, window, seed=seed, dim=dim, layout=layout)
 

@@ -1,7 +1,5 @@
 """Tests of soft embeddings against their definition in Python (docs/research/decoding-rules.md#soft-embeddings)."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -70,12 +68,6 @@ def test_bfloat16_embeddings_are_summed_in_float32() -> None:
     )
     assert got.item() == torch.tensor(128.5).bfloat16().item()
     assert soft_token_embeddings(
-        lambda ids: table[ids],
-        table[:0],
-        ids[:0],
-        probs[:0],
-        MASK,
-        smooth=no[:0],
-        weight=torch.ones(0),
+        lambda ids: table[ids], table[:0], ids[:0], probs[:0], MASK, smooth=no[:0], weight=torch.ones(0),
         renormalize=no[:0],
-    ).shape == (0, 1)
+    ).shape == (0, 1)  # fmt: skip

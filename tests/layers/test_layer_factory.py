@@ -53,20 +53,17 @@ def test_weights_are_of_the_models_dtype_and_have_no_gradient():
 @pytest.mark.parametrize(
     ("dtype", "quantization", "adapters", "deterministic", "interleaved"),
     [
-        (torch.bfloat16, None, None, False, True),
-        (torch.bfloat16, "int8", None, False, False),
-        (torch.bfloat16, None, LoRAConfig(2, 8), False, True),
-        (torch.bfloat16, None, None, True, False),
+        (torch.bfloat16, None, None, False, True), (torch.bfloat16, "int8", None, False, False),
+        (torch.bfloat16, None, LoRAConfig(2, 8), False, True), (torch.bfloat16, None, None, True, False),
         (torch.float64, None, None, False, False),
     ],
-)
+)  # fmt: skip
 def test_dense_gates_are_interleaved_where_a_kernel_needs_it(dtype, quantization, adapters, deterministic, interleaved):
     build = LayerFactory.create("cuda", dtype, None, quantization, adapters, deterministic=deterministic)
     layer = GatedMLP(replace(build, device=torch.device("meta")), 32, 64)
     assert isinstance(layer.gate_up_proj.weight, LoRAWeight) == (adapters is not None)
-    assert (
-        isinstance(layer.gate_up_proj.weight.active, InterleavedWeight) == interleaved
-    )  # the active weight if no adapter changes it in this forward
+    # the active weight if no adapter changes it in this forward
+    assert isinstance(layer.gate_up_proj.weight.active, InterleavedWeight) == interleaved
     assert layer.gate_up_proj.weight.shape == (128, 32)
 
 

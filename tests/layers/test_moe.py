@@ -80,10 +80,8 @@ SELECTED = {
         RISING, None, RoutingConfig(2, 1, 1, False, 1.0, "softmax"), None, [[1, 3]],
         [[EXP[3] / sum(EXP), EXP[2] / sum(EXP)]],
     ),
-    "softmax, normalized": (
-        RISING, None, RoutingConfig(2, 1, 1, True, 1.0, "softmax"), None, [[1, 3]],
-        [[EXP[3] / (EXP[3] + EXP[2]), EXP[2] / (EXP[3] + EXP[2])]],
-    ),
+    "softmax, normalized": (RISING, None, RoutingConfig(2, 1, 1, True, 1.0, "softmax"), None, [[1, 3]],
+                            [[EXP[3] / (EXP[3] + EXP[2]), EXP[2] / (EXP[3] + EXP[2])]]),
     "the third row's own best, expert 2, is not in the pool": (
         POOLED, None, ONE_POOL, FIRST, [[0], [1], [0], [2]], [[sigmoid(x)] for x in (5, 4, 0.5, 3)],
     ),

@@ -10,12 +10,10 @@ from runtime.layers.rotary import RotaryTable, Yarn
 @pytest.mark.parametrize(
     ("dim", "theta", "yarn"),
     [
-        (128, 1e6, Yarn(16.0, 16384)),
-        (64, 1e4, Yarn(4.0, 512, beta_fast=8.0, beta_slow=2.0, magnitude=1.25)),
-        (8, 1e4, Yarn(4.0, 64)),
-        (16, 5e5, Yarn(40.0, 4096, beta_fast=1e3, beta_slow=700.0)),
+        (128, 1e6, Yarn(16.0, 16384)), (64, 1e4, Yarn(4.0, 512, beta_fast=8.0, beta_slow=2.0, magnitude=1.25)),
+        (8, 1e4, Yarn(4.0, 64)), (16, 5e5, Yarn(40.0, 4096, beta_fast=1e3, beta_slow=700.0)),
     ],
-)
+)  # fmt: skip
 def test_yarn(dim, theta, yarn):
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

@@ -1,7 +1,5 @@
 """Reads Markdown pages: their headings, their code, and their text without code."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

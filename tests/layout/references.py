@@ -12,8 +12,6 @@ checked.
 `python -m tests.layout.references` prints the dangling references of the repository.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """Reads the source files of the repository for the checks in this package."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass

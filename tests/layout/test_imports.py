@@ -21,39 +21,19 @@ TYPING = "typing"  # never executed: under TYPE_CHECKING
 # Modules for I/O, time and concurrency. The operator's core imports none of them, except that its settings read the
 # environment.
 OUTSIDE = {
-    "aiohttp",
-    "asyncio",
-    "kubernetes",
-    "logging",
-    "os",
-    "prometheus_client",
-    "socket",
-    "subprocess",
-    "time",
-    "urllib",
-}
+    "aiohttp", "asyncio", "kubernetes", "logging", "os", "prometheus_client", "socket", "subprocess", "time", "urllib",
+}  # fmt: skip
 
 # Modules that import each other's types. Nothing else may be added to these.
 TYPE_CIRCLES = {
     "runtime": {
-        frozenset(
-            f"runtime.server.{name}"
-            for name in (
-                "context",
-                "engine_client.generation_job",
-                "http_responses",
-                "middleware.tracing",
-                "openai.logprobs",
-                "openai.protocol",
-                "openai.tools",
-                "openapi",
-                "preprocessing.preprocessor",
-                "preprocessing.request_specs",
-            )
-        )
+        frozenset(f"runtime.server.{name}"
+                  for name in ("context", "engine_client.generation_job", "http_responses", "middleware.tracing",
+                               "openai.logprobs", "openai.protocol", "openai.tools", "openapi",
+                               "preprocessing.preprocessor", "preprocessing.request_specs"))
     },
     "unmask_operator": set(),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -208,8 +188,5 @@ def test_the_operators_core_does_no_io():
 
 
 def test_imports_are_found_with_the_time_of_execution():
-    assert list(imports(ast.parse("from a import b\nif TYPE_CHECKING:\n    import c\ndef f():\n    import d"))) == [
-        ("a", "b", "module"),
-        ("c", "", "typing"),
-        ("d", "", "function"),
-    ]
+    tree = ast.parse("from a import b\nif TYPE_CHECKING:\n    import c\ndef f():\n    import d")
+    assert list(imports(tree)) == [("a", "b", "module"), ("c", "", "typing"), ("d", "", "function")]

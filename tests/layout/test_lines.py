@@ -60,12 +60,8 @@ def tree(tmp_path):
 def test_packages_and_totals(tree):
     sizes = packages(tree)
     assert {name: size.code for name, size in sizes.items()} == {
-        "runtime/llm.py": 1,
-        "runtime/chat.py": 1,
-        "runtime/engine": 2,
-        "runtime/server": 1,
-        "tests": 1,
-    }
+        "runtime/llm.py": 1, "runtime/chat.py": 1, "runtime/engine": 2, "runtime/server": 1, "tests": 1,
+    }  # fmt: skip
     assert totals(sizes) == {"core": Size(3, 6, 3), "runtime": Size(5, 10, 5), "all": Size(6, 12, 6)}
 
 

@@ -61,40 +61,30 @@ def test_resolves(tree, text):
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("missing.md", ["missing.md"]),
-        ("docs/missing.md says so.", ["docs/missing.md"]),
-        ("server.md 3.2", ["server.md 3.2"]),
-        ("server.md 3, 3.1 and 4", ["server.md 4"]),
+        ("missing.md", ["missing.md"]), ("docs/missing.md says so.", ["docs/missing.md"]),
+        ("server.md 3.2", ["server.md 3.2"]), ("server.md 3, 3.1 and 4", ["server.md 4"]),
         ("server.md sections 1 to 3", ["server.md 1"]),
         ("docs/server.md, Missing\nheading.", ["docs/server.md, Missing heading"]),
-        ("docs/server.md#missing", ["docs/server.md#missing"]),
-        ("`runtime/missing.py`", ["runtime/missing.py"]),
-        ("`state/missing.py`", ["state/missing.py"]),
-        ("`pytest -x runtime/missing`", ["runtime/missing"]),
-        ("``runtime.missing``", ["runtime.missing"]),
-        ("`runtime.llm.Missing`", ["runtime.llm.Missing"]),
+        ("docs/server.md#missing", ["docs/server.md#missing"]), ("`runtime/missing.py`", ["runtime/missing.py"]),
+        ("`state/missing.py`", ["state/missing.py"]), ("`pytest -x runtime/missing`", ["runtime/missing"]),
+        ("``runtime.missing``", ["runtime.missing"]), ("`runtime.llm.Missing`", ["runtime.llm.Missing"]),
         ("`runtime.llm.LLM.missing()`", ["runtime.llm.LLM.missing"]),
         ("python -m runtime.missing", ["runtime.missing"]),
     ],
-)
+)  # fmt: skip
 def test_dangles(tree, text, found):
     assert dangling(text) == found
 
 
-@pytest.mark.parametrize(
-    "target", ["server.md", "#flags--fields", "server.md#3-flags", "../runtime/llm.py", "https://a.b/c"]
-)
-def test_links_with_an_existing_target_are_accepted(tree, target):
-    assert list(broken_links(PAGE, Text(1, f"a [link]({target})"))) == []
+EXISTING = ("server.md", "#flags--fields", "server.md#3-flags", "../runtime/llm.py", "https://a.b/c")
+MISSING = ("missing.md", "docs/server.md", "#missing", "server.md#missing", "../missing/")
 
 
-@pytest.mark.parametrize("target", ["missing.md", "docs/server.md", "#missing", "server.md#missing", "../missing/"])
-def test_broken_links_are_found(tree, target):
-    assert [finding.reference for finding in broken_links(PAGE, Text(1, f"a [link]({target})"))] == [target]
-
-
-def test_links_in_code_are_ignored(tree):
-    assert list(broken_links(PAGE, Text(1, "`[a](b)`\n```\n[a](b)\n```"))) == []
+@pytest.mark.parametrize("target", [*EXISTING, *MISSING])
+def test_links_whose_target_is_missing_are_found_outside_code(tree, target):
+    for text, is_link in ((f"a [link]({target})", True), (f"`[a]({target})`\n```\n[a]({target})\n```", False)):
+        found = [finding.reference for finding in broken_links(PAGE, Text(1, text))]
+        assert found == ([target] if is_link and target in MISSING else [])
 
 
 def test_a_finding_has_the_line_of_the_reference(tree):

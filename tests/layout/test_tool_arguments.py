@@ -1,7 +1,5 @@
 """Tests that tools with required arguments print their usage if these are wrong."""
 
-from __future__ import annotations
-
 import runpy
 
 import pytest

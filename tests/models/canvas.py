@@ -1,7 +1,5 @@
 """Runs a model that commits tokens causally and denoises a canvas, for several sequences over one KV pool."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -53,18 +51,13 @@ class Driver:
             signal = torch.cat([none.expand(len(r.ids), -1) if r.signal is None else r.signal for r in runs])
         batch = ForwardBatch(
             tokens=torch.tensor([token for run in runs for token in run.ids]).to(self.device),
-            positions=positions.to(self.device),
-            slots=slots.to(self.device),
+            positions=positions.to(self.device), slots=slots.to(self.device),
             visible_end=torch.where(open_, first + counts[owner], positions + 1).int().to(self.device),
-            window_pos=torch.where(open_, first, positions).to(self.device),
-            is_editable=open_.to(self.device),
+            window_pos=torch.where(open_, first, positions).to(self.device), is_editable=open_.to(self.device),
             query_tiles=torch.from_numpy(make_query_tiles(counts.numpy())).to(self.device),
-            page_table=tables.to(self.device),
-            page_size=self.page_size,
-            tile_rows=int(counts.max()),
-            max_seq_len=int(positions.max()) + 1,
-            self_conditioning=signal,
-        )
+            page_table=tables.to(self.device), page_size=self.page_size, tile_rows=int(counts.max()),
+            max_seq_len=int(positions.max()) + 1, self_conditioning=signal,
+        )  # fmt: skip
         left = self.model.forward(self.model.embed(batch.tokens), batch, self.pool)
         return list(self.model.lm_head(self.model.final_hidden_states(left)).split(counts.tolist()))
 

@@ -1,7 +1,5 @@
 """Loads the golden cases, and checks an LLM's answers to those that decode, on any device."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Runs a model as the server does: pages in random order, and chunks of several sequences in one forward."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,13 +17,9 @@ from runtime.weights.loader import load_model
 
 
 def make_batch(
-    rows: Sequence[tuple[list[int], int, int]],
-    tables: torch.Tensor,
-    *,
-    block_size: int,
-    page_size: int,
+    rows: Sequence[tuple[list[int], int, int]], tables: torch.Tensor, *, block_size: int, page_size: int,
     prompt: int = 0,
-) -> ForwardBatch:
+) -> ForwardBatch:  # fmt: skip
     """Returns the batch of a forward. See docs/research/decoding-rules.md#visible-keys.
 
     Args:
@@ -44,18 +38,11 @@ def make_batch(
     block_ends = ((positions - prompt) // block_size + 1) * block_size + prompt
     block_ends = torch.where(positions < prompt, prompt, block_ends)
     return ForwardBatch(
-        tokens=tokens.to(device),
-        positions=positions.to(device),
-        slots=slots.to(device),
-        visible_end=torch.minimum(block_ends, ends[owner]).int().to(device),
-        window_pos=positions.to(device),
-        is_editable=torch.ones(len(positions), dtype=torch.bool, device=device),
-        query_tiles=tiles.to(device),
-        page_table=tables.int(),
-        page_size=page_size,
-        tile_rows=int(tiles[:, 2].max()),
-        max_seq_len=int(ends.max()),
-    )
+        tokens=tokens.to(device), positions=positions.to(device), slots=slots.to(device),
+        visible_end=torch.minimum(block_ends, ends[owner]).int().to(device), window_pos=positions.to(device),
+        is_editable=torch.ones(len(positions), dtype=torch.bool, device=device), query_tiles=tiles.to(device),
+        page_table=tables.int(), page_size=page_size, tile_rows=int(tiles[:, 2].max()), max_seq_len=int(ends.max()),
+    )  # fmt: skip
 
 
 def page_tables(lengths: Sequence[int], page_size: int, random: torch.Generator) -> tuple[torch.Tensor, int]:
@@ -79,18 +66,9 @@ def poisoned_pool(
 
 
 def logits_in_chunks(
-    model: Model,
-    sequences: Sequence[list[int]],
-    *,
-    block_size: int,
-    page_size: int,
-    chunk_blocks: Sequence[int],
-    prompt: int = 0,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    layout: str = "unified",
-) -> list[torch.Tensor]:
+    model: Model, sequences: Sequence[list[int]], *, block_size: int, page_size: int, chunk_blocks: Sequence[int],
+    prompt: int = 0, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu", layout: str = "unified",
+) -> list[torch.Tensor]:  # fmt: skip
     """Returns the logits [len, vocab] of each sequence. All sequences run in the same forwards.
 
     Args:
@@ -116,16 +94,10 @@ def logits_in_chunks(
 
 
 def load(
-    path: Path,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    attn_impl: str | None = None,
-    name: str | None = None,
-    quantization: str | None = None,
-    group: TensorParallelGroup = SINGLE_RANK,
-    deals: bool = False,
-    progress: Progress | None = None,
-) -> Model:
+    path: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", attn_impl: str | None = None,
+    name: str | None = None, quantization: str | None = None, group: TensorParallelGroup = SINGLE_RANK,
+    deals: bool = False, progress: Progress | None = None,
+) -> Model:  # fmt: skip
     """Loads the model of a checkpoint, or a rank's shard of it. `name`: the value of --model-name."""
     checkpoint = resolve_checkpoint(str(path))
     family = resolve_family(name, checkpoint.config)

@@ -41,28 +41,19 @@ def check_refused(family, changes, sentence):
 @pytest.mark.parametrize(
     ("model_type", "architectures", "family"),
     [
-        ("llada2_moe", ["LLaDA2MoeModelLM"], "llada2"),
-        ("llada2_moe_veomni", ["LLaDA2MoeModelLM"], "llada2"),
-        ("dream", ["DreamModel"], "dream"),
-        ("llama", ["DreamForCausalLM"], "dream_reasoner"),
-        ("qwen2", ["Fast_dLLM_QwenForCausalLM"], "fast_dllm_v2"),
-        ("sdar", ["SDARForCausalLM"], "sdar"),
-        ("sdar", None, "sdar"),
-        ("sdar_moe", ["SDARMoeForCausalLM"], "sdar_moe"),
+        ("llada2_moe", ["LLaDA2MoeModelLM"], "llada2"), ("llada2_moe_veomni", ["LLaDA2MoeModelLM"], "llada2"),
+        ("dream", ["DreamModel"], "dream"), ("llama", ["DreamForCausalLM"], "dream_reasoner"),
+        ("qwen2", ["Fast_dLLM_QwenForCausalLM"], "fast_dllm_v2"), ("sdar", ["SDARForCausalLM"], "sdar"),
+        ("sdar", None, "sdar"), ("sdar_moe", ["SDARMoeForCausalLM"], "sdar_moe"),
         ("Dream", ["DreamForCausalLM"], "dream_reasoner"),
-        ("llama", ["StableDiffcoderForCausalLM"], "stable_diffcoder"),
-        ("Dream", ["DreamModel"], "dream"),
-        ("llada", ["LLaDAModelLM"], "llada"),
-        ("llada", None, "llada"),
-        ("llada", ["LLaDAMoEModelLM"], "llada_moe"),
-        ("lladamoe", ["LLaDAMoEModelLM"], "llada_moe"),
-        ("lladamoe", None, "llada_moe"),
-        ("illada", ["ILLaDAForCausalLM"], "illada"),
-        ("llama", ["ILLaDAForCausalLM"], "illada"),
+        ("llama", ["StableDiffcoderForCausalLM"], "stable_diffcoder"), ("Dream", ["DreamModel"], "dream"),
+        ("llada", ["LLaDAModelLM"], "llada"), ("llada", None, "llada"), ("llada", ["LLaDAMoEModelLM"], "llada_moe"),
+        ("lladamoe", ["LLaDAMoEModelLM"], "llada_moe"), ("lladamoe", None, "llada_moe"),
+        ("illada", ["ILLaDAForCausalLM"], "illada"), ("llama", ["ILLaDAForCausalLM"], "illada"),
         ("Fast_dLLM_Qwen", ["Fast_dLLM_QwenForCausalLM"], "fast_dllm_v2"),
         ("nemotron_labs_diffusion", ["NemotronLabsDiffusionModel"], "nemotron_diffusion"),
     ],
-)
+)  # fmt: skip
 def test_detection(model_type, architectures, family):
     assert resolve_family(None, {"model_type": model_type, "architectures": architectures}).key == family
 
@@ -116,10 +107,8 @@ def test_a_named_family_that_the_config_contradicts_is_refused():
         ({"head_dim": None, "num_attention_heads": 6, "num_key_value_heads": 2}, "hidden_size 16 is no multiple"),
         ({"head_dim": 7}, "7 of a head's 7 dimensions are rotary"),
         ({"rope_parameters": {"factor": 4}}, "rope_parameters holds factor, which is not supported"),
-        (
-            {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5.0}},
-            "rope_theta 10000.0 contradicts rope_parameters, which says 5.0",
-        ),
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5.0}},
+         "rope_theta 10000.0 contradicts rope_parameters, which says 5.0"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"use_sliding_window": True}, "use_sliding_window"),
@@ -136,7 +125,7 @@ def test_a_named_family_that_the_config_contradicts_is_refused():
         ({"bos_token_id": [1, 2]}, "bos_token_id must be one token id"),
         ({"max_position_embeddings": "many"}, "max_position_embeddings"),
     ],
-)
+)  # fmt: skip
 def test_refusals_name_the_field(family, changes, sentence):
     if family == "sdar_moe":
         changes = {"decoder_sparse_step": 2} | changes  # adds dense layers
@@ -147,11 +136,8 @@ def test_refusals_name_the_field(family, changes, sentence):
     ("family", "changes", "sentence"),
     [
         ("llada2", {"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads 3"),
-        (
-            "llada2",
-            {"num_attention_heads": 3, "head_dim": None, "num_key_value_heads": 3},
-            "hidden_size 16 is no multiple",
-        ),
+        ("llada2", {"num_attention_heads": 3, "head_dim": None, "num_key_value_heads": 3},
+         "hidden_size 16 is no multiple"),
         ("llada2", {"num_experts": 6, "n_group": 4}, "n_group 4"),
         ("llada2", {"topk_group": 3}, "topk_group 3 is more than n_group 2"),
         ("llada2", {"num_experts_per_tok": 3}, "num_experts_per_tok 3 is more than the 2 experts"),
@@ -204,11 +190,8 @@ def test_refusals_name_the_field(family, changes, sentence):
         ("nemotron_diffusion", {"dlm_paradigm": "autoregressive"}, "dlm_paradigm"),
         ("nemotron_diffusion", {"rope_parameters": YARN | {"factor": None}}, "rope_parameters lacks factor"),
         ("nemotron_diffusion", {"rope_parameters": YARN | {"factor": 0.25}}, "factor 0.25 must be at least 1"),
-        (
-            "nemotron_diffusion",
-            {"rope_parameters": YARN | {"original_max_position_embeddings": None}},
-            "lacks original_max_position_embeddings",
-        ),
+        ("nemotron_diffusion", {"rope_parameters": YARN | {"original_max_position_embeddings": None}},
+         "lacks original_max_position_embeddings"),
         ("nemotron_diffusion", {"rope_parameters": YARN | {"beta_slow": 64}}, "beta_fast 4 is not more than beta_slow"),
         ("nemotron_diffusion", {"rope_parameters": YARN | {"truncate": False}}, "rope_parameters holds truncate"),
         ("nemotron_diffusion", {"rope_parameters": YARN | {"type": "llama3"}}, "type is 'llama3'"),
@@ -221,7 +204,7 @@ def test_refusals_name_the_field(family, changes, sentence):
         ("sdar_moe", {"mlp_only_layers": ["1"]}, "mlp_only_layers must be a layer"),
         ("sdar_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
     ],
-)
+)  # fmt: skip
 def test_refusals_of_single_families_name_the_field(family, changes, sentence):
     check_refused(family, changes, sentence)
 
@@ -238,19 +221,14 @@ def test_which_layers_of_sdar_moe_have_experts():
 @pytest.mark.parametrize(
     ("family", "block", "limit", "mask", "eos"),
     [
-        ("sdar", 4, 32768, 151669, (151643, 151645)),
-        ("sdar_moe", 4, 32768, 151669, (151643, 151645)),
-        ("dream_reasoner", 32, 32768, 151669, ()),
-        ("stable_diffcoder", 4, 8192, 5, ()),
-        ("dream", 32, 131072, 151666, (151643, 151645)),
-        ("diffucoder", 32, 131072, 151666, (151643, 151645, 151667)),
-        ("illada", 32, 8192, 5, (2,)),
-        ("llada", 32, 4096, 126336, (126081, 126348)),
-        ("llada_moe", 32, 8192, 156895, (156892,)),
-        ("fast_dllm_v2", 32, 32768, 151665, (151645,)),
+        ("sdar", 4, 32768, 151669, (151643, 151645)), ("sdar_moe", 4, 32768, 151669, (151643, 151645)),
+        ("dream_reasoner", 32, 32768, 151669, ()), ("stable_diffcoder", 4, 8192, 5, ()),
+        ("dream", 32, 131072, 151666, (151643, 151645)), ("diffucoder", 32, 131072, 151666, (151643, 151645, 151667)),
+        ("illada", 32, 8192, 5, (2,)), ("llada", 32, 4096, 126336, (126081, 126348)),
+        ("llada_moe", 32, 8192, 156895, (156892,)), ("fast_dllm_v2", 32, 32768, 151665, (151645,)),
         ("nemotron_diffusion", 32, 262144, 100, (11,)),
     ],
-)
+)  # fmt: skip
 def test_fields_that_a_config_may_omit(family, block, limit, mask, eos, tmp_path):
     config = config_of(family, vocab_size=157184, embedding_size=None, mask_token_id=None, eos_token_id=None)
     for name in ("block_size", "bd_size", "max_position_embeddings", "max_sequence_length", "num_key_value_heads",

@@ -51,12 +51,10 @@ def theirs(request, tmp_path):
     transformers = pytest.importorskip("transformers")
     changes = {
         "golden_shape": {},
-        "one_group": {
-            "num_attention_heads": 6, "num_key_value_heads": 1, "num_hidden_layers": 4, "sliding_window": 5,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-            "per_layer_config": {n: {"head_dim": 24, "num_key_value_heads": 3} for n in "13"},
-            "num_experts": 5, "top_k_experts": 3, "final_logit_softcapping": 7.0,
-        },
+        "one_group": {"num_attention_heads": 6, "num_key_value_heads": 1, "num_hidden_layers": 4, "sliding_window": 5,
+                      "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+                      "per_layer_config": {n: {"head_dim": 24, "num_key_value_heads": 3} for n in "13"},
+                      "num_experts": 5, "top_k_experts": 3, "final_logit_softcapping": 7.0},
         "all_full": {"layer_types": ["full_attention"] * 3, "per_layer_config": {n: {"head_dim": 8} for n in "012"}},
     }  # fmt: skip
     torch.manual_seed(5)
@@ -221,10 +219,8 @@ def test_invalid_router_scales_are_refused(tmp_path, name, value, sentence):
         ({"per_layer_config": {"0": {"rank": 3}}}, "per_layer_config['0'] may hold head_dim and num_key_value_heads"),
         ({"per_layer_config": {"0": {"head_dim": 32}}}, "gives layer 1 other heads than another sliding_attention"),
         ({"rope_parameters": {"sliding_attention": {"rope_theta": 1.0}}}, "rope_parameters lacks full_attention"),
-        (
-            {"rope_parameters": CONFIG["text_config"]["rope_parameters"] | {"full_attention": {"rope_type": "yarn"}}},
-            "rope_parameters.full_attention: rope_type is 'yarn'",
-        ),
+        ({"rope_parameters": CONFIG["text_config"]["rope_parameters"] | {"full_attention": {"rope_type": "yarn"}}},
+         "rope_parameters.full_attention: rope_type is 'yarn'"),
         (
             {"rope_parameters": CONFIG["text_config"]["rope_parameters"]
              | {"sliding_attention": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}},

@@ -1,7 +1,5 @@
 """Tests of LLaDA2 with dmax: published block states, and defaults."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -58,17 +56,10 @@ def test_defaults_of_the_strategy(llm: LLM) -> None:
     assert (info.strategy, info.default_algorithm, info.buffer_size, info.prefix_caching) == ("dmax", "dmax", 1, True)
     assert [rule.key for rule in info.algorithms] == ["dmax"]
     assert info.defaults().values == {
-        "add_block_threshold": 0.1,
-        "semi_complete_threshold": 0.9,
-        "token_stability_threshold": 0.0,
-        "accept_threshold": 0.5,
-        "token_merge_mode": "dmax_topk",
-        "token_merge_top_k": 1,
-        "token_merge_renormalize": True,
-        "token_merge_weight": 1.0,
-        "max_steps_per_block": 8,
-        "suppress_eos": "none",
-    }
+        "add_block_threshold": 0.1, "semi_complete_threshold": 0.9, "token_stability_threshold": 0.0,
+        "accept_threshold": 0.5, "token_merge_mode": "dmax_topk", "token_merge_top_k": 1,
+        "token_merge_renormalize": True, "token_merge_weight": 1.0, "max_steps_per_block": 8, "suppress_eos": "none",
+    }  # fmt: skip
 
 
 def test_flags_are_the_defaults_of_its_fields() -> None:

@@ -25,8 +25,7 @@ def test_final_hidden_states_are_computed_per_row(shape):
     left = model.forward(model.embed(batch.tokens), batch, pool)
     hidden_states = model.final_hidden_states(left)
     assert model.split_last_layer == (not model.routing_block)
-    assert (
-        torch.equal(hidden_states, left) != model.split_last_layer
-    )  # with routing per block, `forward` has computed this for all rows
+    # with routing per block, `forward` has computed this for all rows
+    assert torch.equal(hidden_states, left) != model.split_last_layer
     some = torch.randperm(64, generator=random)[:11]
     torch.testing.assert_close(model.final_hidden_states(left[some]), hidden_states[some], rtol=1e-12, atol=1e-12)

@@ -31,13 +31,9 @@ def test_golden_logits(golden, dtype, page_size, chunk_blocks):
     torch.testing.assert_close(logits.float(), expected, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("biased", [False, True])
-def test_random_architectures_equal_the_oracle(tmp_path, name, biased):
-    changes = ARCHITECTURES[name] | {"use_bias": biased, "use_qkv_bias": biased}
-    write_tiny(tmp_path, seed=len(name), **changes)
-    model, oracle = load(tmp_path, torch.float64), OracleModel.load(tmp_path, block=4)
-    random = torch.Generator().manual_seed(3)
+def check_logits(path, oracle, seed):
+    """Compares sequences of several lengths with the oracle, in pages and chunks of several sizes. Returns them."""
+    model, random = load(path, torch.float64), torch.Generator().manual_seed(seed)
     sequences = [torch.randint(0, 32, (n,), generator=random).tolist() for n in (1, 7, 12, 31, 50)]
     for page_size, chunks in ((2, [1, 1, 2, 3, 5]), (16, [9, 9, 9, 9, 9])):
         results = logits_in_chunks(
@@ -45,6 +41,15 @@ def test_random_architectures_equal_the_oracle(tmp_path, name, biased):
         )
         for ids, logits in zip(sequences, results, strict=True):
             torch.testing.assert_close(logits, oracle.logits(ids), rtol=1e-9, atol=1e-9)
+    return sequences
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_random_architectures_equal_the_oracle(tmp_path, name, biased):
+    changes = ARCHITECTURES[name] | {"use_bias": biased, "use_qkv_bias": biased}
+    write_tiny(tmp_path, seed=len(name), **changes)
+    check_logits(tmp_path, OracleModel.load(tmp_path, block=4), seed=3)
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_experts": 7, "expert_capacity": 4, "num_experts_per_tok": 3}])
@@ -52,15 +57,8 @@ def test_the_pool_of_experts_of_llada2dot2_equals_the_oracle(tmp_path, changes):
     """LLaDA2.2: chunks of complete blocks, several sequences in one forward, and incomplete last blocks."""
     settings = {"first_k_dense_replace": 0, "expert_capacity": 3, "n_group": 1, "topk_group": 1, **changes}
     write_tiny(tmp_path, seed=8, **settings)
-    model, oracle = load(tmp_path, torch.float64), OracleModel.load(tmp_path)
-    random = torch.Generator().manual_seed(4)
-    sequences = [torch.randint(0, 32, (n,), generator=random).tolist() for n in (1, 7, 12, 31, 50)]
-    for page_size, chunks in ((2, [1, 1, 2, 3, 5]), (16, [9, 9, 9, 9, 9])):
-        results = logits_in_chunks(
-            model, sequences, block_size=4, page_size=page_size, chunk_blocks=chunks, seed=1, dtype=torch.float64
-        )
-        for ids, logits in zip(sequences, results, strict=True):
-            torch.testing.assert_close(logits, oracle.logits(ids), rtol=1e-9, atol=1e-9)
+    oracle = OracleModel.load(tmp_path)
+    sequences = check_logits(tmp_path, oracle, seed=4)
     (settings.pop("expert_capacity"), write_tiny(tmp_path, seed=8, **settings))
     free = logits_in_chunks(load(tmp_path, torch.float64), sequences[4:], block_size=4, page_size=4, chunk_blocks=[9],
                             dtype=torch.float64)  # fmt: skip

@@ -1,7 +1,5 @@
 """Tests of LLaDA2.2, which edits its answers by inserting and deleting tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import groupby

@@ -139,13 +139,10 @@ def test_queries_of_nemotron_diffusion_are_scaled_beyond_the_training_length(tmp
 @pytest.mark.parametrize(
     ("family", "flags", "block", "mask"),
     [
-        ("sdar", {}, 4, 217),
-        ("sdar_moe", {}, 4, 217),
-        ("dream_reasoner", {}, 32, 221),
-        ("stable_diffcoder", {}, 4, 5),
+        ("sdar", {}, 4, 217), ("sdar_moe", {}, 4, 217), ("dream_reasoner", {}, 32, 221), ("stable_diffcoder", {}, 4, 5),
         ("stable_diffcoder", {"mask_token_id": 221}, 4, 221),
     ],
-)
+)  # fmt: skip
 def test_a_checkpoint_alone_answers(family, flags, block, mask):
     with LLM(str(GOLDEN / family), device="cpu", skip_tokenizer=True, **flags) as llm:
         assert (llm.info.family, llm.info.strategy) == (family, "multi_bd")

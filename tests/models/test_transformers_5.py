@@ -1,7 +1,5 @@
 """Tests of the checkpoints and configs that transformers 4 and 5 write: families read both, refuse contradictions."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -115,16 +113,11 @@ def test_scaling_that_a_family_supports_is_read_from_either_field() -> None:
 
 
 SCALING = [
-    {"type": "linear", "factor": 2.0},
-    {"rope_type": "dynamic", "factor": 2.0},
-    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0},
-    {"rope_type": "yarn", "factor": 4.0},
-    {"rope_type": "longrope", "short_factor": [1.0]},
-    {"rope_type": "default", "factor": 4.0},
-    {"type": "su"},
-    "linear",
+    {"type": "linear", "factor": 2.0}, {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}, {"rope_type": "yarn", "factor": 4.0},
+    {"rope_type": "longrope", "short_factor": [1.0]}, {"rope_type": "default", "factor": 4.0}, {"type": "su"}, "linear",
     4.0,
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("scaling", SCALING, ids=str)
@@ -302,10 +295,8 @@ def tiny(tmp_path: Path) -> Callable[[dict[str, Tensor]], Path]:
 
 LAYER = "model.layers.1.mlp.experts."
 BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
-    "gates fused twice": (
-        lambda t: t.update({LAYER + "gate_proj": torch.ones(4, 8, 16)}),
-        f"tensors '{LAYER}gate_up_proj' and '{LAYER}gate_proj' hold the same weights; remove one",
-    ),
+    "gates fused twice": (lambda t: t.update({LAYER + "gate_proj": torch.ones(4, 8, 16)}),
+                          f"tensors '{LAYER}gate_up_proj' and '{LAYER}gate_proj' hold the same weights; remove one"),
     "an expert of its own too": (
         lambda t: t.update({LAYER + "2.up_proj.weight": torch.ones(8, 16)}),
         f"1 unknown: '{LAYER}2.up_proj.weight'",
@@ -315,7 +306,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
         f"{LAYER}gate_up_proj is [4, 16, 12], not [4, 16, 16]",
     ),
     "no down": (lambda t: t.pop(LAYER + "down_proj"), f"4 missing: '{LAYER}0.down_proj.weight'"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BROKEN)

@@ -4,8 +4,6 @@ Any device, attention implementation and KV layout can be selected. This module 
 tests can use it.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -38,15 +36,9 @@ def write_random(key: str, directory: Path, seed: int = 6, **changes: Any) -> Pa
 
 
 def tiny_logits(
-    key: str,
-    path: Path,
-    dtype: torch.dtype,
-    device: str = "cpu",
-    attn_impl: str | None = None,
-    layout: str = "unified",
-    quantization: str | None = None,
-    **shared: Any,
-) -> list[torch.Tensor]:
+    key: str, path: Path, dtype: torch.dtype, device: str = "cpu", attn_impl: str | None = None,
+    layout: str = "unified", quantization: str | None = None, **shared: Any,
+) -> list[torch.Tensor]:  # fmt: skip
     """Returns the logits [len, vocab] of each sequence, from chunks of different lengths in the same forwards.
 
     Args:

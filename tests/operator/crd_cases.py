@@ -151,10 +151,8 @@ ALSO_REFUSED: dict[str, list[Spec]] = {
     "excludes maxAdapters and maxRank": [adapters({}, preMerge=True, maxRank=8)],
     "an adapter has the model's own name": [{"model": {**DEMO, "name": "a"}, **adapters({})}],
     "Duplicate value": [adapters({}, {"uri": "hf://a/b"})],
-    "must not hold GPUs": [
-        {"resources": {"requests": {"amd.com/gpu": 1}}},
-        {"gpu": {"resourceName": "x.dev/tpu"}, "resources": {"limits": {"x.dev/tpu": 1}}},
-    ],
+    "must not hold GPUs": [{"resources": {"requests": {"amd.com/gpu": 1}}},
+                           {"gpu": {"resourceName": "x.dev/tpu"}, "resources": {"limits": {"x.dev/tpu": 1}}}],
     "needs a tag other than latest": [{"image": "unmask/runtime:latest"}],
     "no pod can be replaced": [{"rolloutStrategy": {"maxSurge": 0}}],
     "or else ipBlock alone": [peer()],
@@ -167,7 +165,7 @@ ALSO_REFUSED: dict[str, list[Spec]] = {
         *({"commonAnnotations": {reserved(key): "a"}} for key in RESERVED_ANNOTATIONS),
     ],
     "commonLabels has a key that is not valid": [{"commonLabels": {key: "a"}} for key in INVALID_KEYS],
-}
+}  # fmt: skip
 
 # One plain bound of each kind: (the field, change). The committed schema has the others.
 BOUNDS = (

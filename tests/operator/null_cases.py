@@ -12,18 +12,10 @@ Path = tuple[str | int, ...]
 
 # Valid values of members that are required in their section.
 _REQUIRED: dict[str, Any] = {
-    "apiKeySecretRef": {"name": "keys", "key": "key"},
-    "model": {"uri": "demo://"},
-    "uri": "demo://roman",
-    "cidr": "10.0.0.0/8",
-    "key": "key",
-    "name": "name",
-    "operator": "Exists",
-    "type": "Pods",
-    "maxReplicas": 3,
-    "periodSeconds": 15,
-    "value": 1,
-}
+    "apiKeySecretRef": {"name": "keys", "key": "key"}, "model": {"uri": "demo://"}, "uri": "demo://roman",
+    "cidr": "10.0.0.0/8", "key": "key", "name": "name", "operator": "Exists", "type": "Pods", "maxReplicas": 3,
+    "periodSeconds": 15, "value": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

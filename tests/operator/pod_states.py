@@ -27,15 +27,9 @@ def make_pod(observed: Observed, pod_status: Obj, node: str | None = "n1", **spe
 
 
 def observe_pod(
-    pod_status: Obj,
-    node: str | None = "n1",
-    nodes: Sequence[Obj] | None = None,
-    *,
-    pod_spec: Obj | None = None,
-    settings: Settings = SETTINGS,
-    deployment: Obj | None = None,
-    **spec: Any,
-) -> Observed:
+    pod_status: Obj, node: str | None = "n1", nodes: Sequence[Obj] | None = None, *, pod_spec: Obj | None = None,
+    settings: Settings = SETTINGS, deployment: Obj | None = None, **spec: Any,
+) -> Observed:  # fmt: skip
     """Returns the observed state of a first rollout whose only pod has this status.
 
     `pod_spec` and `deployment` replace members of the pod's spec and of the Deployment's status. `spec` has members of

@@ -23,11 +23,8 @@ def resource(name: str = "demo", annotations: dict[str, str] | None = None, **sp
     if annotations:
         metadata["annotations"] = annotations
     return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": metadata,
-        "spec": {"model": {"uri": "demo://"}, **spec},
-    }
+        "apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": {"model": {"uri": "demo://"}, **spec},
+    }  # fmt: skip
 
 
 def seen(version: int, name: str = "demo", metadata: Obj | None = None, **members: Any) -> Obj:

@@ -183,29 +183,19 @@ FAILS = {"roman": WRONG, "legal": LEGAL_READY}
     ("observed", "expected", "says"),
     [
         (seen(ROMAN, LEGAL, p1=BOTH, p2=BOTH), [counts("roman", 2, 2), counts("legal", 2, 2)], "True Loaded"),
-        (
-            seen(ROMAN, LEGAL, p1=FAILS, p2=FAILS),
-            [counts("roman", 0, 2, 2, message=WRONG.message), counts("legal", 2, 2)],
-            f"False AdapterFailed roman in 2 of 2 pods: {WRONG.message}",
-        ),
-        *(
-            (seen(ROMAN, p1={"roman": READY}, p2=second), [counts("roman", 1, 2)], "False Loading roman")
-            for second in ({}, {"roman": word("loading")}, {"roman": word("ready", "hf://a/before")})
-        ),
+        (seen(ROMAN, LEGAL, p1=FAILS, p2=FAILS),
+         [counts("roman", 0, 2, 2, message=WRONG.message), counts("legal", 2, 2)],
+         f"False AdapterFailed roman in 2 of 2 pods: {WRONG.message}"),
+        *((seen(ROMAN, p1={"roman": READY}, p2=second), [counts("roman", 1, 2)], "False Loading roman")
+          for second in ({}, {"roman": word("loading")}, {"roman": word("ready", "hf://a/before")})),
         # a failure of an earlier uri
-        (
-            seen(ROMAN, ready=(True,), p1={"roman": word("failed", "demo://a")}),
-            [counts("roman", 0, 1)],
-            "False Loading",
-        ),
+        (seen(ROMAN, ready=(True,), p1={"roman": word("failed", "demo://a")}), [counts("roman", 0, 1)],
+         "False Loading"),
         # Pods that are not Ready or have not reported do not count, so that scaling up changes no condition.
-        (
-            seen(ROMAN, ready=(True, False, True), p1={"roman": READY}, p2={"roman": word("loading")}),
-            [counts("roman", 1, 1)],
-            "True Loaded",
-        ),
+        (seen(ROMAN, ready=(True, False, True), p1={"roman": READY}, p2={"roman": word("loading")}),
+         [counts("roman", 1, 1)], "True Loaded"),
     ],
-)
+)  # fmt: skip
 def test_adapters_are_loaded_when_every_ready_pod_that_reported_serves_them(
     observed: Observed, expected: Any, says: str
 ) -> None:

@@ -18,12 +18,9 @@ from unmask_operator.settings import Settings
 
 RECORDED = list(yaml.safe_load_all((Path(__file__).parent / "recorded/revisions.yaml").read_text(encoding="utf-8")))
 EVERYTHING: dict[str, Any] = {
-    "model": {"uri": "hf://org/name"},
-    "lora": {"adapters": [{"name": "a", "uri": "demo://roman"}]},
-    "autoscaling": {"provider": "HPA", "maxReplicas": 3},
-    "networkPolicy": {},
-    "monitoring": {"podMonitor": {}},
-}
+    "model": {"uri": "hf://org/name"}, "lora": {"adapters": [{"name": "a", "uri": "demo://roman"}]},
+    "autoscaling": {"provider": "HPA", "maxReplicas": 3}, "networkPolicy": {}, "monitoring": {"podMonitor": {}},
+}  # fmt: skip
 
 
 def deployment(children: Iterable[Obj]) -> Obj:

@@ -68,17 +68,10 @@ def test_the_runtime_parses_the_arguments_of_any_spec(spec, thresholds):
 def test_only_fields_that_are_set_are_rendered():
     assert arguments() == ["--served-model-name=demo", "--device=cpu", *ALWAYS]
     engine = {
-        "decodingStrategy": "MultiBd",
-        "samplingMode": "Edit",
-        "attnImpl": "TritonGrouped",
-        "dtype": "Bfloat16",
-        "kvCacheLayout": "Distinct",
-        "quantization": "Fp8",
-        "prefixCaching": False,
-        "gpuMemoryUtilization": 0.5,
-        "thresholds": {"accept": 0.8},
-        "extraArgs": ["--max-queue", "5"],
-    }
+        "decodingStrategy": "MultiBd", "samplingMode": "Edit", "attnImpl": "TritonGrouped", "dtype": "Bfloat16",
+        "kvCacheLayout": "Distinct", "quantization": "Fp8", "prefixCaching": False, "gpuMemoryUtilization": 0.5,
+        "thresholds": {"accept": 0.8}, "extraArgs": ["--max-queue", "5"],
+    }  # fmt: skip
     model = {"uri": "hf://a/b", "revision": "v1", "name": "m", "family": "llada2"}
     assert arguments(gpu={}, parallelism={"data": 2, "tensor": 4, "expert": 4}, model=model, engine=engine) == [
         *("--model=hf://a/b@v1", "--served-model-name=m", "--model-name=llada2", "--device=cuda"),
@@ -92,12 +85,10 @@ def test_only_fields_that_are_set_are_rendered():
 @pytest.mark.parametrize(
     ("uri", "path"),
     [
-        ("pvc://claim", MODEL_MOUNT),
-        ("pvc://claim/", MODEL_MOUNT),
-        ("pvc://claim/a/b.c/", f"{MODEL_MOUNT}/a/b.c"),
+        ("pvc://claim", MODEL_MOUNT), ("pvc://claim/", MODEL_MOUNT), ("pvc://claim/a/b.c/", f"{MODEL_MOUNT}/a/b.c"),
         ("hf://a/b", "hf://a/b$(MODEL_REVISION)"),
     ],
-)
+)  # fmt: skip
 def test_a_models_uri_becomes_a_path(uri, path):
     assert arguments(model={"uri": uri})[0] == f"--model={path}"
 

@@ -139,12 +139,10 @@ def ready(value):
 @pytest.mark.parametrize(
     ("kind", "more", "seconds"),
     [
-        (DLMS, {}, 0.0),
-        (PODS, ready("False"), DEBOUNCE_SECONDS),
-        (PODS, ready("True"), DEBOUNCE_READY_SECONDS),
+        (DLMS, {}, 0.0), (PODS, ready("False"), DEBOUNCE_SECONDS), (PODS, ready("True"), DEBOUNCE_READY_SECONDS),
         (CHILDREN[0], {}, DEBOUNCE_SECONDS),
     ],
-)
+)  # fmt: skip
 def test_every_change_concerns_the_resource_and_only_those_of_others_are_debounced(kind, more, seconds):
     cache, events, enqueued = handler()
     for change, version in (("ADDED", 3), ("MODIFIED", 4), ("MODIFIED", 4), ("DELETED", 5)):

@@ -68,14 +68,10 @@ def test_the_operator_reads_every_setting_of_the_deployment():
     objects = render()
     deployment = one(objects, "Deployment")
     assert settings(objects) == Settings(
-        runtime_image=f"registry.example/team/unmask-runtime:{VERSION}",
-        namespace="unmask_operator_namespace",
-        pod_name="unmask_operator_pod_name",
-        deployment=deployment["metadata"]["name"],
-        read_nodes=True,
-        operator_selector=deployment["spec"]["selector"]["matchLabels"],
-        log_format="json",
-    )
+        runtime_image=f"registry.example/team/unmask-runtime:{VERSION}", namespace="unmask_operator_namespace",
+        pod_name="unmask_operator_pod_name", deployment=deployment["metadata"]["name"], read_nodes=True,
+        operator_selector=deployment["spec"]["selector"]["matchLabels"], log_format="json",
+    )  # fmt: skip
     assert container(objects)["ports"] == [{"name": "http", "containerPort": Settings().port}]
     by_reference = {e["name"]: e["valueFrom"] for e in container(objects)["env"] if "valueFrom" in e}
     assert by_reference == {
@@ -89,27 +85,17 @@ def test_values_become_settings():
     engine = {"env": env, "caConfigMap": "roots", "image": {"digest": DIGEST}}
     pool = {"example.com/pool": "gpu", "zone": ""}
     objects = render(
-        watchNamespaces=["a", "b"],
-        watchSelector="track!=canary,team",
-        engine=engine,
-        global__imageRegistry="host:5000/team/",
-        rbac__readNodes=False,
-        log__level="debug",
+        watchNamespaces=["a", "b"], watchSelector="track!=canary,team", engine=engine,
+        global__imageRegistry="host:5000/team/", rbac__readNodes=False, log__level="debug",
         gpuEngines={"tolerations": TOLERATIONS, "nodeSelector": pool},
-    )
+    )  # fmt: skip
     found = settings(objects)
     assert found.runtime_is_own_version
     expected = {
-        "gpu_tolerations": TOLERATIONS,
-        "gpu_node_selector": pool,
-        "engine_env": env,
-        "ca_config_map": "roots",
-        "watch_namespaces": ("a", "b"),
-        "watch_selector": ("track!=canary", "team"),
-        "read_nodes": False,
-        "log_level": "debug",
-        "runtime_image": f"host:5000/team/unmask-runtime:{VERSION}@{DIGEST}",
-    }
+        "gpu_tolerations": TOLERATIONS, "gpu_node_selector": pool, "engine_env": env, "ca_config_map": "roots",
+        "watch_namespaces": ("a", "b"), "watch_selector": ("track!=canary", "team"), "read_nodes": False,
+        "log_level": "debug", "runtime_image": f"host:5000/team/unmask-runtime:{VERSION}@{DIGEST}",
+    }  # fmt: skip
     assert {name: getattr(found, name) for name in expected} == expected
     (variable,) = [e["value"] for e in container(objects)["env"] if e["name"] == "UNMASK_OPERATOR_ENGINE_ENV"]
     assert "$" not in variable.replace("$$", ""), "the kubelet would expand a variable in the operator's pod"

@@ -35,19 +35,12 @@ def test_the_api_server_accepts_every_object_without_a_warning(admin, namespace)
     objects = render(
         networkPolicy__metricsFrom=[{"namespaceSelector": {}, "podSelector": {"matchLabels": {"a": "b"}}}],
         monitoring={part: {"enabled": True} for part in ("serviceMonitor", "prometheusRule", "dashboard")},
-        commonLabels=labels,
-        commonAnnotations=annotations,
-        podLabels={"pod": "x"},
-        extraEnv=[{"name": "A", "value": "b"}],
-        extraEnvFrom=[{"secretRef": {"name": "proxy", "optional": True}}],
-        extraVolumes=[{"name": "ca", "emptyDir": {}}],
-        extraVolumeMounts=[{"name": "ca", "mountPath": "/ca"}],
-        imagePullSecrets=["a", {"name": "b"}],
-        podSecurityContext={"fsGroup": 1000},
-        securityContext={"runAsUser": 1000},
-        service={"annotations": annotations},
-        deploymentAnnotations=annotations,
-    )
+        commonLabels=labels, commonAnnotations=annotations, podLabels={"pod": "x"},
+        extraEnv=[{"name": "A", "value": "b"}], extraEnvFrom=[{"secretRef": {"name": "proxy", "optional": True}}],
+        extraVolumes=[{"name": "ca", "emptyDir": {}}], extraVolumeMounts=[{"name": "ca", "mountPath": "/ca"}],
+        imagePullSecrets=["a", {"name": "b"}], podSecurityContext={"fsGroup": 1000},
+        securityContext={"runAsUser": 1000}, service={"annotations": annotations}, deploymentAnnotations=annotations,
+    )  # fmt: skip
     for obj in (*objects, *render_crds(commonLabels=labels)):
         if obj["kind"] not in FOREIGN:
             if "namespace" in obj["metadata"]:

@@ -46,11 +46,9 @@ def test_a_release_without_a_valid_name_for_a_service_is_refused(release):
 
 
 POD: dict[str, Any] = {
-    "affinity": {"nodeAffinity": {}},
-    "priorityClassName": "system-cluster-critical",
-    "runtimeClassName": "gvisor",
+    "affinity": {"nodeAffinity": {}}, "priorityClassName": "system-cluster-critical", "runtimeClassName": "gvisor",
     "tolerations": TOLERATIONS,
-}
+}  # fmt: skip
 ENV = [{"name": "P", "value": "http://proxy"}, {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]
 ZONE = {"maxSkew": 2, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
 OWN = {**ZONE, "labelSelector": {"matchLabels": {"a": "b"}}}
@@ -68,28 +66,16 @@ EFFECTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"podLabels": {"a": "b"}, "commonLabels": LABELS}, {"NetworkPolicy spec podSelector matchLabels": SELECTOR}),
     ({"podAnnotations": {"a": "b"}}, {"Deployment spec template metadata annotations": {"a": "b", **SAFE}}),
     ({"deploymentAnnotations": {"a": "b"}}, {"Deployment metadata annotations": {"a": "b"}}),
-    (
-        {"podSecurityContext": {"fsGroup": 1, "seccompProfile": None}},
-        {"pod securityContext": {"runAsNonRoot": True, "fsGroup": 1}},
-    ),
+    ({"podSecurityContext": {"fsGroup": 1, "seccompProfile": None}},
+     {"pod securityContext": {"runAsNonRoot": True, "fsGroup": 1}}),
     ({"podSecurityContext": {"runAsNonRoot": None, "seccompProfile": None}}, {"pod securityContext": {}}),
-    (
-        {"securityContext": {"runAsUser": 1000, "capabilities": None}},
-        {"main securityContext": {**CONTEXT, "runAsUser": 1000}},
-    ),
+    ({"securityContext": {"runAsUser": 1000, "capabilities": None}},
+     {"main securityContext": {**CONTEXT, "runAsUser": 1000}}),
     ({}, {"main image": f"registry.example/team/unmask-operator:{VERSION}"}),
-    (
-        {"global__imageRegistry": "localhost/a", "image__tag": "x", "image__digest": DIGEST},
-        {"main image": f"localhost/a/unmask-operator:x@{DIGEST}"},
-    ),
-    (
-        {
-            "global__imageRegistry": "",
-            "image__repository": "host:5000/op",
-            "engine__image__repository": "ghcr.example/r",
-        },
-        {"main image": f"host:5000/op:{VERSION}"},
-    ),
+    ({"global__imageRegistry": "localhost/a", "image__tag": "x", "image__digest": DIGEST},
+     {"main image": f"localhost/a/unmask-operator:x@{DIGEST}"}),
+    ({"global__imageRegistry": "", "image__repository": "host:5000/op", "engine__image__repository": "ghcr.example/r"},
+     {"main image": f"host:5000/op:{VERSION}"}),
     ({"extraEnvFrom": [{"secretRef": {"name": "proxy"}}]}, {"main envFrom": [{"secretRef": {"name": "proxy"}}]}),
     ({"nodeSelector": {"pool": "system"}}, {"pod nodeSelector": {**LINUX, "pool": "system"}}),
     ({"nodeSelector": NO_OS}, {"pod nodeSelector": None}),
@@ -100,22 +86,16 @@ EFFECTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"Service spec ipFamilyPolicy": None, "Service spec ipFamilies": None, "pod imagePullSecrets": None}),
     (POD, {f"pod {name}": value for name, value in POD.items()}),
     ({"imagePullSecrets": ["a", {"name": "b"}]}, {"pod imagePullSecrets": [{"name": "a"}, {"name": "b"}]}),
-    (
-        {"global__imagePullSecrets": ["a", "b"], "imagePullSecrets": ["b"]},
-        {"pod imagePullSecrets": [{"name": "a"}, {"name": "b"}]},
-    ),
-    (
-        {"topologySpreadConstraints": [ZONE, OWN]},
-        {"pod topologySpreadConstraints": [{**ZONE, "labelSelector": {"matchLabels": SELECTOR}}, OWN]},
-    ),
+    ({"global__imagePullSecrets": ["a", "b"], "imagePullSecrets": ["b"]},
+     {"pod imagePullSecrets": [{"name": "a"}, {"name": "b"}]}),
+    ({"topologySpreadConstraints": [ZONE, OWN]},
+     {"pod topologySpreadConstraints": [{**ZONE, "labelSelector": {"matchLabels": SELECTOR}}, OWN]}),
     ({"topologySpreadConstraints": []}, {"pod topologySpreadConstraints": None}),
     ({"nameOverride": "inference"}, {"Deployment metadata name": "unmask-operator-inference"}),
     ({"nameOverride": "inference"}, {"Deployment spec selector matchLabels": OWN_NAME}),
-    (
-        {"monitoring__dashboard": {"enabled": True, "labels": {"grafana_dashboard": None}}},
-        {"ConfigMap metadata labels grafana_dashboard": None},
-    ),
-]
+    ({"monitoring__dashboard": {"enabled": True, "labels": {"grafana_dashboard": None}}},
+     {"ConfigMap metadata labels grafana_dashboard": None}),
+]  # fmt: skip
 
 
 def at(objects: list[Any], path: str) -> Any:
@@ -203,8 +183,7 @@ WRONG = [
     ({"image__digest": "sha256:12"}, "digest"),
     ({"image__repository": "team/unmask-operator:1.0"}, "/image/repository"),
     ({"engine__image__repository": "host:5000/unmask-runtime:1.0"}, "/engine/image/repository"),
-    ({"watchSelector": "track in (canary)"}, "watchSelector"),
-    ({"watchSelector": "!a=b"}, "watchSelector"),
+    ({"watchSelector": "track in (canary)"}, "watchSelector"), ({"watchSelector": "!a=b"}, "watchSelector"),
     ({"engine__env": {"A": "x\ny"}}, "env"),
     ({"crds__enabled": False}, "crds: this value was removed, because the chart unmask-crds contains"),
     ({TOLERATION: [{"key": "a", "operator": "Exists", "value": "b"}]}, "tolerations"),
@@ -218,16 +197,14 @@ WRONG = [
     ({"commonAnnotations": {"helm.sh/hook": "pre-install"}}, "commonAnnotations: helm.sh/hook would prevent Helm"),
     ({"podAnnotations": {"meta.helm.sh/release-name": "x"}}, "podAnnotations: meta.helm.sh/release-name would"),
     ({"extraEnv": [{"name": "UNMASK_OPERATOR_PORT", "value": "1"}]}, "extraEnv: UNMASK_OPERATOR_PORT is a setting"),
-    ({"commonLabels": {"a": "b c"}}, "commonLabels"),
-    ({"podLabels": {"a": "b" * 64}}, "podLabels"),
-    ({"fullnameOverride": "a" * 51}, "fullnameOverride"),
-    ({"nameOverride": "a/b"}, "nameOverride"),
+    ({"commonLabels": {"a": "b c"}}, "commonLabels"), ({"podLabels": {"a": "b" * 64}}, "podLabels"),
+    ({"fullnameOverride": "a" * 51}, "fullnameOverride"), ({"nameOverride": "a/b"}, "nameOverride"),
     ({"imagePullSecrets": [{"names": "a"}]}, "imagePullSecrets"),
     ({"topologySpreadConstraints": [{"topologyKey": "a"}]}, "topologySpreadConstraints"),
     ({"service": {"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "SingleStack"}}, "service"),
     *(({"commonLabels": {key: "x"}}, f"commonLabels: {key} is set by the chart or by Kubernetes") for key in RESERVED),
     ({"podLabels": {"helm.sh/chart": "x"}}, "podLabels: helm.sh/chart is set by the chart or by Kubernetes"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("values", "sentence"), WRONG, ids=json.dumps)

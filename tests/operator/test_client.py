@@ -124,10 +124,8 @@ WRITES = {
     "status": (lambda c: c.patch_status("ns", "a", "u", {"b": 1}), "PATCH", f"{OWN}/status", MERGED, OF_STATUS, MERGE),
     "annotation": (lambda c: c.annotate_pod(LIVE, {"a": "b"}), "PATCH", f"{CORE}/pods/a/status", MERGED, OF_POD, MERGE),
     "scale": (lambda c: c.patch_scale("ns", "a", 3), "PATCH", f"{OWN}/scale", MERGED, {"spec": {"replicas": 3}}, MERGE),
-    "scale of a Deployment": (
-        lambda c: c.patch_deployment_scale("ns", "a", "u", 2), "PATCH", f"{APPS}/deployments/a/scale", MERGED, OF_SCALE,
-        MERGE,
-    ),
+    "scale of a Deployment": (lambda c: c.patch_deployment_scale("ns", "a", "u", 2), "PATCH",
+                              f"{APPS}/deployments/a/scale", MERGED, OF_SCALE, MERGE),
 }  # fmt: skip
 
 

@@ -116,23 +116,18 @@ def starting(state):
     ("found", "after", "reported", "seconds"),
     [
         # from scheduling or the last start of the engine until Ready, or until now
-        (ready(600), DAYS, 0, 600),
-        (ready(7000, restarts=2, started=6700), DAYS, 0, 300),
+        (ready(600), DAYS, 0, 600), (ready(7000, restarts=2, started=6700), DAYS, 0, 300),
         (starting("loading"), 90, 0, 90),
         # the reported time limits that of a pod that is Ready again
-        (ready(3000), DAYS, 0, 3000),
-        (ready(3000), DAYS, 170, 200),
+        (ready(3000), DAYS, 0, 3000), (ready(3000), DAYS, 170, 200),
         (ready(7000, restarts=2, started=6000), DAYS, 170, 170),
         # no load, or not the time of one
-        (ready(2 * 86400), DAYS, 0, 0),
-        (starting("creating"), 4200, 0, 4200),
+        (ready(2 * 86400), DAYS, 0, 0), (starting("creating"), 4200, 0, 4200),
         (starting("creating"), 4201, 0, 0),  # beyond the progress deadline
-        *(
-            (recorded(state), 90, 0, 0)
-            for state in ("unschedulable_gpu", "crash_loop", "evicted", "image_pull", "secret_missing", "oom_killed")
-        ),
+        *((recorded(state), 90, 0, 0)
+          for state in ("unschedulable_gpu", "crash_loop", "evicted", "image_pull", "secret_missing", "oom_killed")),
         ({"metadata": {"name": "foreign"}, "spec": {"nodeName": "n", "containers": []}}, 0, 0, 0),
     ],
-)
+)  # fmt: skip
 def test_the_load_time_of_a_pod_is_read_from_its_status(found, after, reported, seconds):
     assert load_seconds(found, SCHEDULED + timedelta(seconds=after), reported) == seconds

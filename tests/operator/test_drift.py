@@ -31,8 +31,7 @@ SAME: list[tuple[Any, Any]] = [
     ({"containers": [{"name": "a", "x": 1}]}, {"containers": [{"name": "b"}, {"name": "a", "x": 1, "y": 2}]}),
     ({SPREAD: [SOFT]}, {SPREAD: [{**SOFT, "whenUnsatisfiable": "DoNotSchedule"}, SOFT]}),
     ({SPREAD: ZONE}, {SPREAD: [{"topologyKey": "host"}, *reversed(ZONE)]}),
-    ({"ports": [{PORT: 53}]}, {"ports": [UDP, TCP]}),
-    ({"ports": [TCP, UDP]}, {"ports": [{PORT: 9}, UDP, TCP]}),
+    ({"ports": [{PORT: 53}]}, {"ports": [UDP, TCP]}), ({"ports": [TCP, UDP]}, {"ports": [{PORT: 9}, UDP, TCP]}),
     *(({member: [{key: "a"}]}, {member: [{key: "b"}, {key: "a"}]}) for member, (key, *_) in LIST_KEYS.items()),
     # empty values that the API server drops
     ({"env": [{"name": "B", "value": ""}]}, {"env": [{"name": "B"}]}),
@@ -40,23 +39,18 @@ SAME: list[tuple[Any, Any]] = [
     *(({member: {}}, NOTHING) for member in ("data", "annotations", "matchLabels", "nodeSelector", "limits")),
     ({"from": []}, NOTHING),
     ({"podSelector": {"matchLabels": {}}}, {"podSelector": {}}),
-    (
-        {"podSelector": {"matchExpressions": [{**EXISTS, "values": []}]}},
-        {"podSelector": {"matchExpressions": [EXISTS]}},
-    ),
+    ({"podSelector": {"matchExpressions": [{**EXISTS, "values": []}]}},
+     {"podSelector": {"matchExpressions": [EXISTS]}}),
     ({"from": [PEER], "selector": {"a": "b"}}, {"from": [copy.deepcopy(PEER)], "selector": {"a": "b"}}),
     # empty values that it replaces by a default
     ({"x": {"protocol": "", "path": ""}}, {"x": {"protocol": "TCP", "path": "/"}}),
     ({"x": {"periodSeconds": 0}}, {"x": {"periodSeconds": 10}}),
     ({"rbd": {"pool": ""}}, {"rbd": {"pool": "rbd"}}),
     # quantities: equal, or rounded up
-    (limit(CPU, 2), limit(CPU, "2000m")),
-    (limit("memory", "4Gi"), limit("memory", "4096Mi")),
-    (limit(CPU, "1500u"), limit(CPU, "2m")),
-    (limit(CPU, 0.0001), limit(CPU, "1m")),
-    (limit(CPU, "9999999999Ei"), limit(CPU, str(2**63 - 1))),
-    ({"sizeLimit": "0.1n"}, {"sizeLimit": "1n"}),
-]
+    (limit(CPU, 2), limit(CPU, "2000m")), (limit("memory", "4Gi"), limit("memory", "4096Mi")),
+    (limit(CPU, "1500u"), limit(CPU, "2m")), (limit(CPU, 0.0001), limit(CPU, "1m")),
+    (limit(CPU, "9999999999Ei"), limit(CPU, str(2**63 - 1))), ({"sizeLimit": "0.1n"}, {"sizeLimit": "1n"}),
+]  # fmt: skip
 DIFFERENT: list[tuple[Any, Any]] = [
     ({"containers": [{"name": "a", "x": 1}]}, {"containers": [{"name": "a", "x": 2}]}),
     ({"ingress": [RULE]}, {"ingress": [RULE, {}]}),
@@ -69,8 +63,7 @@ DIFFERENT: list[tuple[Any, Any]] = [
     *(({SPREAD: [{"topologyKey": key}]}, {SPREAD: [{"topologyKey": "host"}]}) for key in ([], {}, ["x"], None, 1.5)),
     # false and 0 that are not the default
     *(({"x": {member: False}}, {"x": {}}) for member in ("automountServiceAccountToken", "allowPrivilegeEscalation")),
-    ({"replicas": 0}, NOTHING),
-    ({"x": {"emptyDir": {}}}, {"x": {}}),
+    ({"replicas": 0}, NOTHING), ({"x": {"emptyDir": {}}}, {"x": {}}),
     # labels with the names of members that have defaults
     *(({m: {n: ""}}, {m: {n: "other"}}) for m in ("labels", "nodeSelector", "matchLabels") for n in ("user", "path")),
     ({"x": {"protocol": "TCP"}}, {"x": {"protocol": ""}}),
@@ -79,19 +72,16 @@ DIFFERENT: list[tuple[Any, Any]] = [
     ({"from": [PEER]}, {"from": [PEER, {"namespaceSelector": {}}]}),
     ({"from": [PEER]}, {"from": [{**PEER, "namespaceSelector": {}}]}),
     ({"selector": {"a": "b"}}, {"selector": {"a": "b", "c": "d"}}),
-    *(
-        ({"podSelector": {"matchLabels": one} if one else {}}, {"podSelector": PEER["podSelector"]})
-        for one in ({}, None)
-    ),
+    *(({"podSelector": {"matchLabels": one} if one else {}}, {"podSelector": PEER["podSelector"]})
+      for one in ({}, None)),
     ({"namespaceSelector": {"matchExpressions": [EXISTS]}}, {"namespaceSelector": {}}),
     # quantities, only in their members, and out of range
-    (limit(CPU, 2), limit(CPU, "2001m")),
-    (limit(CPU, "1m"), limit(CPU, "0.1m")),
+    (limit(CPU, 2), limit(CPU, "2001m")), (limit(CPU, "1m"), limit(CPU, "0.1m")),
     (limit(CPU, "1e400"), limit(CPU, "1")),
     ({"env": [{"name": "A", "value": "1000m"}]}, {"env": [{"name": "A", "value": "1"}]}),
     *((limit("memory", text), limit("memory", "4Gi")) for text in ("1e9999999", "9.5E+99999999", "1e-9999999")),
     *((limit("memory", "4Gi"), limit("memory", text)) for text in ("1e9999999", "x")),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("desired", "live"), SAME, ids=str)

@@ -354,12 +354,10 @@ def test_managers_are_found_by_the_field_that_they_own(path: Any, entries: list[
 
 def test_every_difference_is_listed_and_named_as_users_write_it() -> None:
     desired = {
-        "a": 1,
-        "list": [1, 2],
+        "a": 1, "list": [1, 2],
         "containers": [{"name": "x", "image": "1", "env": [{"name": "A", "value": "1"}]}, {"name": "y"}],
-        "selector": {"a": "b"},
-        "annotations": {"a.b/c": "1"},
-    }
+        "selector": {"a": "b"}, "annotations": {"a.b/c": "1"},
+    }  # fmt: skip
     live = {"a": 2, "list": [1], "containers": [{"name": "x", "image": "2", "env": [{"name": "A", "value": "2"}]}],
             "selector": {"a": "b", "c": "d"}, "annotations": {"other": "x"}}  # fmt: skip
     assert [field_name(path) for path in differences(desired, live)] == [

@@ -60,14 +60,11 @@ def test_metrics_have_leadership_queue_watches_and_each_service_until_it_is_gone
     ((status, text),) = ask("/metrics", cache=cache)
     assert status == 200
     lines = [
-        "leader 0.0",
-        "queue_length 3.0",
-        "services 3.0",
+        "leader 0.0", "queue_length 3.0", "services 3.0",
         'service_conditions{reason="Serving",status="True",type="Ready"} 2.0',
-        'service_conditions{reason="Loading",status="False",type="Ready"} 1.0',
-        'reconciles_total{result="error"} 0.0',
+        'service_conditions{reason="Loading",status="False",type="Ready"} 1.0', 'reconciles_total{result="error"} 0.0',
         'watch_age_seconds{kind="DiffusionLMService"}',
-    ]
+    ]  # fmt: skip
     for name, holds, stopped in (("good", 1, 0), ("bad", 0, 0), ("idle", 0, 1)):
         lines.append(f'service_condition{{name="{name}",namespace="ns",type="Available"}} {holds}.0')
         lines.append(f'service_stopped{{name="{name}",namespace="ns"}} {stopped}.0')

@@ -14,24 +14,15 @@ TMP, SHM = {"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/
 READY = {"httpGet": {"path": "/ready", "port": "http"}, "periodSeconds": 5}
 GPU = {"key": "gpu", "operator": "Exists"}
 ENGINE: Obj = {
-    "name": "main",
-    "image": "runtime:1",
-    "args": ["--port", "8000"],
-    "env": [HOME, THREADS],
-    "ports": [HTTP],
-    "volumeMounts": [TMP, SHM],
-    "readinessProbe": READY,
-}
+    "name": "main", "image": "runtime:1", "args": ["--port", "8000"], "env": [HOME, THREADS], "ports": [HTTP],
+    "volumeMounts": [TMP, SHM], "readinessProbe": READY,
+}  # fmt: skip
 MEMORY = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
 BASE: Obj = {
     "metadata": {"labels": {SERVICE_LABEL: "demo", "team": "a"}},
-    "spec": {
-        "serviceAccountName": "demo-engine",
-        "tolerations": [GPU],
-        "volumes": [{"name": "tmp", "emptyDir": {}}, MEMORY],
-        "containers": [ENGINE],
-    },
-}
+    "spec": {"serviceAccountName": "demo-engine", "tolerations": [GPU],
+             "volumes": [{"name": "tmp", "emptyDir": {}}, MEMORY], "containers": [ENGINE]},
+}  # fmt: skip
 DNS = [{"containerPort": 53, "name": "dns", "protocol": "UDP"}, {"containerPort": 53, "name": "dns-tcp"}]
 SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
 CLAIM = {"name": "tmp", "persistentVolumeClaim": {"claimName": "scratch"}}
@@ -59,13 +50,10 @@ def test_metadata_merge(patch: Obj, expected: Obj) -> None:
         ("containers", [{"name": "dns", "ports": DNS}], [ENGINE, {"name": "dns", "ports": DNS}]),
         # a volume of another kind replaces the kind, and one of the same kind merges
         ("volumes", [CLAIM], [CLAIM, MEMORY]),
-        (
-            "volumes",
-            [{"name": "shm", "emptyDir": {"sizeLimit": "8Gi"}}],
-            [{"name": "tmp", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}],
-        ),
+        ("volumes", [{"name": "shm", "emptyDir": {"sizeLimit": "8Gi"}}],
+         [{"name": "tmp", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}]),
     ],
-)
+)  # fmt: skip
 def test_members_of_the_spec_merge(member: str, patch: Any, expected: Any) -> None:
     assert merge_template(BASE, {"spec": {member: patch}})["spec"].get(member) == expected
 

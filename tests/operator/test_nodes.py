@@ -83,13 +83,11 @@ LOST = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "me
         ({"status": {"allocatable": {"cpu": "64", "nvidia.com/gpu": "8"}}}, {"gpus": {"nvidia.com/gpu": "8"}}),
         ({"status": {"conditions": [PRESSURE, LOST]}}, {"conditions": [{"type": "Ready", "status": "Unknown"}]}),
         ({"status": {"conditions": [PRESSURE, {**LOST, "status": "True"}]}}, {}),
-        (
-            {"spec": {"podCIDR": "c", "unschedulable": True, "taints": [{**TAINT, "timeAdded": "t"}]}},
-            {"spec": {"taints": [TAINT], "unschedulable": True}},
-        ),
+        ({"spec": {"podCIDR": "c", "unschedulable": True, "taints": [{**TAINT, "timeAdded": "t"}]}},
+         {"spec": {"taints": [TAINT], "unschedulable": True}}),
         ({"spec": {"unschedulable": False, "taints": []}}, {}),
     ],
-)
+)  # fmt: skip
 def test_slim_retains_labels_devices_and_what_excludes_pods(node, slimmed):
     found = slim({"metadata": {"name": "n"}, **node})
     assert found["metadata"] == {"name": "n", "labels": slimmed.get("labels", {})}

@@ -55,36 +55,24 @@ PAUSED = f"False DeploymentPaused {RESUME}"
     [
         ("complete", [READY], EDITED, [f"RolloutComplete,UpToDate,Ready {PAUSED}", "Scheduled,Available True"]),
         ("created", [], {"paused": True}, [f"RolloutComplete,Scheduled,Available,Ready {PAUSED}"]),
-        (
-            *("complete", [READY], {"paused": True}),
-            ["UpToDate,Available,Ready True", f"RolloutComplete True  {RESUME}"],
-        ),
-        (
-            *("surging", [READY, later("crash_loop")], {"paused": True}),
-            [f"RolloutComplete {PAUSED} ... ended with exit code 1"],
-        ),
+        (*("complete", [READY], {"paused": True}),
+         ["UpToDate,Available,Ready True", f"RolloutComplete True  {RESUME}"]),
+        (*("surging", [READY, later("crash_loop")], {"paused": True}),
+         [f"RolloutComplete {PAUSED} ... ended with exit code 1"]),
         # not paused
         ("created", [], SUSPENDED, ["Ready False Suspended !paused"]),
-        (
-            *("complete", [READY], {"generation": 7}),
-            ["RolloutComplete False Progressing has not observed generation 7 ... !paused"],
-        ),
-        (
-            *("complete", [READY], {"generation": 2, "deployment": REFUSED}),
-            [f"RolloutComplete False PodCreationRefused {FORBIDDEN} ... !paused", "UpToDate False PodCreationRefused"],
-        ),
+        (*("complete", [READY], {"generation": 7}),
+         ["RolloutComplete False Progressing has not observed generation 7 ... !paused"]),
+        (*("complete", [READY], {"generation": 2, "deployment": REFUSED}),
+         [f"RolloutComplete False PodCreationRefused {FORBIDDEN} ... !paused", "UpToDate False PodCreationRefused"]),
         # pods of an older template
-        *(
-            ("surging", STARTING, known, [f"UpToDate False {reason} some pods are of an older template: "])
-            for known, reason in (
-                ({"deployment": SURGING}, "Progressing"),
-                ({"deployment": SURGING, "generation": 7}, "Progressing"),
-                ({"deployment": OVERDUE}, "ProgressDeadlineExceeded"),
-            )
-        ),
+        *(("surging", STARTING, known, [f"UpToDate False {reason} some pods are of an older template: "])
+          for known, reason in (({"deployment": SURGING}, "Progressing"),
+                                ({"deployment": SURGING, "generation": 7}, "Progressing"),
+                                ({"deployment": OVERDUE}, "ProgressDeadlineExceeded"))),
         ("progressing", [pod("loading")], {}, ["UpToDate True"]),
     ],
-)
+)  # fmt: skip
 def test_the_conditions_of_a_rollout(stage: str, pods: list[Obj], known: Obj, expected: list[str]) -> None:
     check({c["type"]: c for c in rollout(stage, *pods, **known)["conditions"]}, *expected)
 

@@ -102,28 +102,20 @@ IMAGES = [
         (of(NAMES_ONLY), f"Available False {UNREADY} ^containers istio-proxy, log-agent of pod demo-p1 are not Ready"),
         (of(started_pod(main_ready=False, ready_reason=UNREADY)), f"Available {PROBE} ... !;"),
         (of(started_pod(PROXY, main_ready=False)), f"Available {PROBE}; container istio-proxy of pod demo-p1 is not"),
-        (
-            of(started_pod(ready_reason="Paused", ready_message="by the fleet manager")),
-            "Available False Paused ^pod demo-p1 is not Ready: Paused: by the fleet manager",
-        ),
+        (of(started_pod(ready_reason="Paused", ready_message="by the fleet manager")),
+         "Available False Paused ^pod demo-p1 is not Ready: Paused: by the fleet manager"),
         # what keeps new pods from being Ready is part of the rollout
-        (
-            of(gated(), READINESS),
-            "RolloutComplete False Progressing ^1 of 1 pods are of the newest template; pod demo-p1",
-        ),
-        (
-            of(started_pod(), deployment={"conditions": [OVERDUE]}),
-            "RolloutComplete False ProgressDeadlineExceeded node n1 of pod demo-p1 does not answer",
-        ),
+        (of(gated(), READINESS),
+         "RolloutComplete False Progressing ^1 of 1 pods are of the newest template; pod demo-p1"),
+        (of(started_pod(), deployment={"conditions": [OVERDUE]}),
+         "RolloutComplete False ProgressDeadlineExceeded node n1 of pod demo-p1 does not answer"),
         # init containers
         (of(DOWNLOADED), "ModelLoaded False Pending init container download of pod demo-p1 has not finished"),
         (of(DOWNLOADED, IS_SIDECAR), "ModelLoaded False Pending !download"),
         (of(DOWNLOADING, IS_SIDECAR), "ModelLoaded False Pending download"),
         # out of memory
-        (
-            of(OUT_OF_MEMORY, **LIMIT),
-            "Ready False OOMKilled ^container main was killed ... than its limit; raise spec.resources.limits.memory",
-        ),
+        (of(OUT_OF_MEMORY, **LIMIT),
+         "Ready False OOMKilled ^container main was killed ... than its limit; raise spec.resources.limits.memory"),
         (of(OUT_OF_MEMORY), "Ready False OOMKilled node n1 ran out of memory ... spec.resources.requests ... !limits"),
         (of(OUT_OF_MEMORY, POD_LIMIT), f"Ready False OOMKilled the pod used ... raise {PATH}.resources.limits.memory"),
         *(
@@ -136,32 +128,22 @@ IMAGES = [
             for spec, field in ((LIMIT, "limits"), ({}, "requests"))
         ),
         # containers that a webhook added
-        (
-            of({"phase": "Pending", "initContainerStatuses": [terminated("init")], "containerStatuses": [container()]}),
-            f"Ready False OOMKilled raise {PATH}.initContainers[name=init].resources.limits.memory",
-        ),
-        (
-            of(started_pod(terminated("istio-proxy"))),
-            f"Ready False OOMKilled raise {PATH}.containers[name=istio-proxy].resources.limits.memory",
-        ),
+        (of({"phase": "Pending", "initContainerStatuses": [terminated("init")], "containerStatuses": [container()]}),
+         f"Ready False OOMKilled raise {PATH}.initContainers[name=init].resources.limits.memory"),
+        (of(started_pod(terminated("istio-proxy"))),
+         f"Ready False OOMKilled raise {PATH}.containers[name=istio-proxy].resources.limits.memory"),
         # images: the kubelet alternates between two reasons
-        *(
-            (of(waiting(reason, message)), f"Ready False ImagePullBackOff ^image i cannot be pulled: {cause}")
-            for error, cause in IMAGES
-            for reason, message in ((error, cause), ("ImagePullBackOff", f"{BACK_OFF_PULL}: {error}: {cause}"))
-        ),
+        *((of(waiting(reason, message)), f"Ready False ImagePullBackOff ^image i cannot be pulled: {cause}")
+          for error, cause in IMAGES
+          for reason, message in ((error, cause), ("ImagePullBackOff", f"{BACK_OFF_PULL}: {error}: {cause}"))),
         (of(waiting("ImagePullBackOff", BACK_OFF_PULL)), "Ready False ImagePullBackOff ^image i cannot ... !:"),
         # failed pods
-        (
-            of({"phase": "Failed", "conditions": [GONE]}),
-            "ModelLoaded False PodFailed pod demo-p1 failed: node no longer",
-        ),
-        (
-            of({"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active for too long"}),
-            f"ModelLoaded False DeadlineExceeded remove {PATH}.activeDeadlineSeconds",
-        ),
+        (of({"phase": "Failed", "conditions": [GONE]}),
+         "ModelLoaded False PodFailed pod demo-p1 failed: node no longer"),
+        (of({"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active for too long"}),
+         f"ModelLoaded False DeadlineExceeded remove {PATH}.activeDeadlineSeconds"),
     ],
-)
+)  # fmt: skip
 def test_conditions_of_a_pod(observed: Observed, expected: str) -> None:
     check(judge(observed), "Available False", expected)
 
@@ -194,32 +176,22 @@ LOW = "The node was low on resource: "
 @pytest.mark.parametrize(
     ("message", "fix"),
     [
-        (
-            f"{LOW}memory. Threshold quantity: 100Mi, available: 90Mi. Container main was using 12Gi, request is 0. ",
-            "set spec.resources.requests.memory to the memory that container main needs",
-        ),
-        (
-            f"{LOW}memory. Container istio-proxy was using 2Gi, request is 40Mi. ",
-            f"set {PATH}.containers[name=istio-proxy].resources.requests.memory to the memory that container",
-        ),
-        (
-            f"{LOW}ephemeral-storage. Threshold quantity: 1Gi, available: 512Mi.",
-            "request it for the pod with spec.modelCache.emptyDir.sizeLimit",
-        ),
-        (
-            f"{LOW}ephemeral-storage. Container istio-proxy was using 9Gi, request is 0.",
-            f"set {PATH}.containers[name=istio-proxy].resources.requests.ephemeral-storage",
-        ),
+        (f"{LOW}memory. Threshold quantity: 100Mi, available: 90Mi. Container main was using 12Gi, request is 0. ",
+         "set spec.resources.requests.memory to the memory that container main needs"),
+        (f"{LOW}memory. Container istio-proxy was using 2Gi, request is 40Mi. ",
+         f"set {PATH}.containers[name=istio-proxy].resources.requests.memory to the memory that container"),
+        (f"{LOW}ephemeral-storage. Threshold quantity: 1Gi, available: 512Mi.",
+         "request it for the pod with spec.modelCache.emptyDir.sizeLimit"),
+        (f"{LOW}ephemeral-storage. Container istio-proxy was using 9Gi, request is 0.",
+         f"set {PATH}.containers[name=istio-proxy].resources.requests.ephemeral-storage"),
         (f"{LOW}pids.", "free pids on the node"),
         ('Usage of EmptyDir volume "model-cache" exceeds the limit "10Gi". ', "raise spec.modelCache.emptyDir.sizeLim"),
         ('Usage of EmptyDir volume "shm" exceeds the limit "1Gi". ', "raise spec.sharedMemorySize"),
         ('Usage of EmptyDir volume "logs" exceeds the limit "1Gi". ', f"volume logs in {PATH}.volumes"),
-        (
-            'Container istio-proxy exceeded its local ephemeral storage limit "1Gi". ',
-            f"raise {PATH}.containers[name=istio-proxy].resources.limits.ephemeral-storage",
-        ),
+        ('Container istio-proxy exceeded its local ephemeral storage limit "1Gi". ',
+         f"raise {PATH}.containers[name=istio-proxy].resources.limits.ephemeral-storage"),
     ],
-)
+)  # fmt: skip
 def test_an_eviction_names_the_resource_and_the_field(message: str, fix: str) -> None:
     found = judge(of({"phase": "Failed", "reason": "Evicted", "message": message}, with_sidecar()))
     check(found, f"ModelLoaded False Evicted {message.strip(' .')} ... {fix} ... !limits.memory")

@@ -62,15 +62,13 @@ def test_an_answer_within_the_limits_is_read(answer: bytes, text: str) -> None:
     [
         (response(b"x" * (LARGEST_BODY + 1)), "/metrics is larger than 256 KiB"),
         (chunked(*[b"x"] * (MAX_CHUNKS + 1)), f"/metrics has more than {MAX_CHUNKS} chunks"),
-        *(
-            (response(b"x", f"Content-Encoding: {coding}"), "/metrics answered with a Content-Encoding")
-            for coding in ("br", "GZIP", "gzip, gzip")
-        ),
+        *((response(b"x", f"Content-Encoding: {coding}"), "/metrics answered with a Content-Encoding")
+          for coding in ("br", "GZIP", "gzip, gzip")),
         (b"HTTP/1.1 301 Moved\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", "/metrics answered 301"),
         (b"HTTP/1.1 204 No Content\r\n\r\n", "/metrics answered 204"),
         (b"", "/metrics: "),
     ],
-)
+)  # fmt: skip
 def test_any_other_answer_is_an_error(answer: bytes, error: str) -> None:
     with pytest.raises(PodRequestError, match=error):
         get(answer)

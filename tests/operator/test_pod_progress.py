@@ -105,16 +105,11 @@ def test_a_pod_is_read_over_http_at_its_ipv6_address():
 @pytest.mark.parametrize(
     "bad",
     [
-        None,
-        (500, loading(50)[1]),
-        (200, {"status": "ok"}),
-        (503, ["no"]),
-        (503, ""),
-        (503, "["),
+        None, (500, loading(50)[1]), (200, {"status": "ok"}), (503, ["no"]), (503, ""), (503, "["),
         (503, '{"status": "started", "adapters": {}, "x": ' + "[" * 60_000),
         (503, f'{{"phase": "weights", "percent": {"1" + "0" * 400}}}'),
     ],
-)
+)  # fmt: skip
 def test_a_pod_without_a_valid_answer_keeps_its_last_progress(bad):
     polls = Polls([loading(40), bad], [LOADING] * 2, step=100)
     assert polls.loads == [Load("weights", 40)] * 2
@@ -129,20 +124,12 @@ def test_a_pod_without_a_valid_answer_keeps_its_last_progress(bad):
         # immediately when it gets Ready
         ([*[SILENT] * 3, started(model_revision=COMMIT)], [OF_HUB] * 6 + [LOADED] * 3, [0, 5, 15, 30]),
         # adapters: until the pod follows the list, then rarely; failed ones as often as the pod retries
-        (
-            [
-                serving(),
-                serving(legal="loading"),
-                serving(legal="ready hf://a/before", chess="ready"),
-                *[serving(legal="ready", chess="ready")] * 2,
-            ],
-            [SERVES] * 300,
-            [0, 5, 10, 15, 15 + 1200],
-        ),
+        ([serving(), serving(legal="loading"), serving(legal="ready hf://a/before", chess="ready"),
+          *[serving(legal="ready", chess="ready")] * 2], [SERVES] * 300, [0, 5, 10, 15, 15 + 1200]),
         ([serving(legal="failed", chess="ready")] * 4, [SERVES] * 20, [0, 30, 60, 90]),
         ([], [{**SERVES, "spec": {"containers": []}}] * 4, []),
     ],
-)
+)  # fmt: skip
 def test_pods_are_polled_while_they_may_report_something_new(answers, pods, asked):
     assert Polls(answers, pods).asked == asked
 
@@ -155,13 +142,10 @@ def test_the_progress_of_a_deleted_pod_is_dropped():
 @pytest.mark.parametrize(
     ("metadata", "status", "expected"),
     [
-        ({}, {}, True),
-        ({}, {"phase": "Pending"}, False),
-        ({}, {"podIP": ""}, False),
-        ({}, {"conditions": READY["conditions"]}, False),
-        ({"deletionTimestamp": "t"}, {}, False),
+        ({}, {}, True), ({}, {"phase": "Pending"}, False), ({}, {"podIP": ""}, False),
+        ({}, {"conditions": READY["conditions"]}, False), ({"deletionTimestamp": "t"}, {}, False),
     ],
-)
+)  # fmt: skip
 def test_only_running_pods_that_are_not_ready_are_polled_for_progress(metadata, status, expected):
     assert is_loading({"metadata": metadata, "status": {**NOT_READY, **status}}) is expected
 

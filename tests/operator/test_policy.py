@@ -135,26 +135,19 @@ def test_the_policy_allows_the_operator_to_run_only_engines(admin, namespace):
     refused = (
         ("under their own ServiceAccount", changed_by(serviceAccountName="admin")),
         ("the runtime's image", changed_by(containers=[{**main, "image": "elsewhere/miner:1"}])),
-        *(
-            ("the runtime's image", changed_by(containers=[{**main, **change}]))
-            for change in (
-                {"command": ["sh"]},
-                {"image": "registry.example.com/team/unmask-runtime-other:1"},
-                {"lifecycle": {"postStart": {"exec": {"command": ["true"]}}}},
-                {"livenessProbe": {"exec": {"command": ["true"]}}},
-            )
-        ),
+        *(("the runtime's image", changed_by(containers=[{**main, **change}]))
+          for change in ({"command": ["sh"]}, {"image": "registry.example.com/team/unmask-runtime-other:1"},
+                         {"lifecycle": {"postStart": {"exec": {"command": ["true"]}}}},
+                         {"livenessProbe": {"exec": {"command": ["true"]}}})),
         ("that run no code", changed_by(containers=[{**main, "args": ["--plugin=/tmp/x.py"]}])),
         ("that run no code", changed_by(containers=[{**main, "env": [{"name": "PYTHONPATH", "value": "/tmp"}]}])),
         ("no token", changed_by(automountServiceAccountToken=True)),
-        *(
-            ("no token", changed_by(volumes=[*engine["spec"]["template"]["spec"]["volumes"], {"name": "x", **source}]))
-            for source in ({"hostPath": {"path": "/"}}, {"secret": {"secretName": "other"}})
-        ),
+        *(("no token", changed_by(volumes=[*engine["spec"]["template"]["spec"]["volumes"], {"name": "x", **source}]))
+          for source in ({"hostPath": {"path": "/"}}, {"secret": {"secretName": "other"}})),
         ("before an engine", changed_by(initContainers=[{**trust, "image": "elsewhere/miner:1", "volumeMounts": []}])),
         ("before an engine", changed_by(initContainers=[{"name": "first", "image": main["image"]}])),
         ("before an engine", changed_by(initContainers=[others])),
-    )
+    )  # fmt: skip
     with operators_policy(admin, namespace, "unmask-operator-runs-engines", refused):
         admin.create(engine, dryRun="All")
         admin.create(trusting, dryRun="All")

@@ -41,13 +41,9 @@ METRICS = {"port": "http", "path": "/metrics", "interval": "9s"}
 CLAIM = {"uri": "pvc://models/llada/2"}
 MODEL = {"name": "model", "mountPath": "/mnt/model"}
 OPTIONAL = {
-    "loadBalancerClass": "a.b/c",
-    "loadBalancerSourceRanges": ["10.0.0.0/8"],
-    "externalTrafficPolicy": "Local",
-    "ipFamilyPolicy": "RequireDualStack",
-    "ipFamilies": ["IPv6", "IPv4"],
-    "sessionAffinity": "ClientIP",
-}
+    "loadBalancerClass": "a.b/c", "loadBalancerSourceRanges": ["10.0.0.0/8"], "externalTrafficPolicy": "Local",
+    "ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"], "sessionAffinity": "ClientIP",
+}  # fmt: skip
 SURGE = {"maxSurge": 0, "maxUnavailable": "25%"}
 DEADLINE, GRACE = "Deployment spec progressDeadlineSeconds", "pod terminationGracePeriodSeconds"
 
@@ -116,10 +112,8 @@ RULES: list[tuple[Obj, Obj]] = [
     ({"model": CLAIM}, {"pod volumes model persistentVolumeClaim": {"claimName": "models"}}),
     ({"model": CLAIM}, {"main volumeMounts /mnt/model": {**MODEL, "readOnly": True}}),
     ({"model": CLAIM}, {"main args --model": "/mnt/model/llada/2"}),
-    (
-        {"podTemplate": {"spec": {"topologySpreadConstraints": None}, "metadata": None}},
-        {"pod topologySpreadConstraints": None},
-    ),
+    ({"podTemplate": {"spec": {"topologySpreadConstraints": None}, "metadata": None}},
+     {"pod topologySpreadConstraints": None}),
     # variables; those of the pod template are for older images
     ({}, {"main env HF_TOKEN": None, "main env UNMASK_HOST": None, "pod volumes trust": None}),
     (main(env=[{"name": "UNMASK_HOST", "value": "::"}]), {"main env UNMASK_HOST value": "::"}),
@@ -139,19 +133,15 @@ RULES: list[tuple[Obj, Obj]] = [
     ({"monitoring": {"podMonitor": {"labels": {"a": "b"}}}}, {"PodMonitor metadata labels a": "b"}),
     ({"monitoring": {"podMonitor": {"interval": "9s"}}}, {"PodMonitor spec podMetricsEndpoints": [METRICS]}),
     ({}, {f"Service spec {field}": None for field in OPTIONAL}),
-    (
-        {"service": {"type": "LoadBalancer", **OPTIONAL}},
-        {f"Service spec {field}": value for field, value in OPTIONAL.items()},
-    ),
+    ({"service": {"type": "LoadBalancer", **OPTIONAL}},
+     {f"Service spec {field}": value for field, value in OPTIONAL.items()}),
     # labels and annotations of a section override the common ones
     (COMMON, {"Deployment metadata labels team": "a", "Deployment metadata annotations owner": "a"}),
     (COMMON | {"service": {"annotations": OWNER}}, {"Service metadata annotations": OWNER}),
     (COMMON | {"serviceAccount": {"annotations": OWNER}}, {"ServiceAccount metadata annotations": OWNER}),
     (COMMON | {"monitoring": {"podMonitor": {"labels": {"team": "b"}}}}, {"PodMonitor metadata labels team": "b"}),
-    (
-        COMMON | {"podTemplate": {"metadata": {"labels": {"team": "b"}, "annotations": {"owner": None}}}},
-        {f"Deployment spec template metadata {path}": value for path, value in OF_PODS.items()},
-    ),
+    (COMMON | {"podTemplate": {"metadata": {"labels": {"team": "b"}, "annotations": {"owner": None}}}},
+     {f"Deployment spec template metadata {path}": value for path, value in OF_PODS.items()}),
     # ServiceAccount: the alias and the name of the pod template
     ({}, {"pod serviceAccountName": "demo-engine"}),
     (patch(serviceAccountName="other"), {"pod serviceAccountName": "other"}),
@@ -160,7 +150,7 @@ RULES: list[tuple[Obj, Obj]] = [
     (patch(serviceAccountName=None), {"pod serviceAccountName": "default"}),
     (patch(serviceAccountName=""), {"pod serviceAccountName": "default"}),
     (patch(serviceAccount=None), {"pod serviceAccountName": "demo-engine"}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("spec", "expected"), RULES, ids=lambda value: json.dumps(value)[:70])
@@ -259,15 +249,11 @@ REMOVED = {"tolerations": None, "nodeSelector": {"zone": None}}
         (GPU_NODES, {}, None, LINUX),
         (EMPTY, {"gpu": {}}, None, LINUX),
         (replace(EMPTY, engine_node_selector={}), {"gpu": {}}, None, None),
-        (
-            GPU_NODES,
-            {"gpu": {}, "podTemplate": {"spec": MERGED}},
-            [TAINTED, OWN],
-            LINUX | {"pool": "gpu", "zone": "b", "disk": "ssd"},
-        ),
+        (GPU_NODES, {"gpu": {}, "podTemplate": {"spec": MERGED}}, [TAINTED, OWN],
+         LINUX | {"pool": "gpu", "zone": "b", "disk": "ssd"}),
         (GPU_NODES, {"gpu": {}, "podTemplate": {"spec": REMOVED}}, None, LINUX | {"pool": "gpu"}),
     ],
-)
+)  # fmt: skip
 def test_engines_with_gpus_get_the_tolerations_and_node_selector(
     settings: Settings, spec: Obj, tolerations: object, selector: object
 ) -> None:
@@ -280,14 +266,10 @@ def test_engines_with_gpus_get_the_tolerations_and_node_selector(
 LABELS = {"team": "search", "example.com/cost-center": "", "app.kubernetes.io/part-of": "shop"}
 ANNOTATIONS = {"example.com/owner": "Search, and Ads", "argocd.argoproj.io/compare-options": "IgnoreExtraneous"}
 EVERY_CHILD = {
-    "commonLabels": LABELS,
-    "commonAnnotations": ANNOTATIONS,
-    "model": {"uri": "hf://org/name"},
-    "lora": {"adapters": [{"name": "a", "uri": "demo://roman"}]},
-    "autoscaling": {"provider": "HPA", "maxReplicas": 3},
-    "networkPolicy": {},
-    "monitoring": {"podMonitor": {}},
-}
+    "commonLabels": LABELS, "commonAnnotations": ANNOTATIONS, "model": {"uri": "hf://org/name"},
+    "lora": {"adapters": [{"name": "a", "uri": "demo://roman"}]}, "autoscaling": {"provider": "HPA", "maxReplicas": 3},
+    "networkPolicy": {}, "monitoring": {"podMonitor": {}},
+}  # fmt: skip
 
 
 def test_every_child_and_the_pods_have_the_common_metadata_and_no_selector_has_it() -> None:

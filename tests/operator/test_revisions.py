@@ -223,14 +223,11 @@ def test_unknown_fields_are_ignored_and_named_and_their_edits_change_no_pod() ->
 
 
 STRANGE: dict[str, Obj] = {
-    "autoscaling": {"provider": "OfTomorrow", "maxReplicas": 4},
-    "podDisruptionBudget": {"minAvailable": "OfTomorrow"},
-    "networkPolicy": {"from": "OfTomorrow"},
-    "service": {"type": "OfTomorrow", "port": 81},
-    "monitoring": {"podMonitor": "OfTomorrow"},
-    "rolloutStrategy": {"maxSurge": "OfTomorrow"},
+    "autoscaling": {"provider": "OfTomorrow", "maxReplicas": 4}, "podDisruptionBudget": {"minAvailable": "OfTomorrow"},
+    "networkPolicy": {"from": "OfTomorrow"}, "service": {"type": "OfTomorrow", "port": 81},
+    "monitoring": {"podMonitor": "OfTomorrow"}, "rolloutStrategy": {"maxSurge": "OfTomorrow"},
     "serviceAccount": {"annotations": "OfTomorrow"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("section", STRANGE)
@@ -268,12 +265,10 @@ def test_an_unknown_value_outside_the_pod_template_affects_only_its_section(sect
 @pytest.mark.parametrize(
     "change",
     [
-        {"provider": "OfTomorrow"},
-        {"minReplicas": 0},
-        {"behavior": {"scaleDown": {"selectPolicy": "OfTomorrow"}}},
+        {"provider": "OfTomorrow"}, {"minReplicas": 0}, {"behavior": {"scaleDown": {"selectPolicy": "OfTomorrow"}}},
         {"behavior": {"scaleUp": {"policies": [{"type": "OfTomorrow", "value": 1, "periodSeconds": 15}]}}},
     ],
-)
+)  # fmt: skip
 def test_rules_that_only_a_newer_operator_knows_stop_autoscaling(change: Obj) -> None:
     assert Rules.read({"autoscaling": {"maxReplicas": 4, "ofTomorrow": 1}}) is not None
     observed = edit(running(autoscaling={"maxReplicas": 4}), autoscaling={"maxReplicas": 4, **change})

@@ -92,26 +92,17 @@ EXCLUDED = "node cordoned (8) is cordoned, node tainted (8) has the untolerated 
             "InsufficientGPU ^1 Insufficient memory: lower spec.resources.requests.memory ... !busy ... needs 1 "
             "nvidia.com/gpu and the largest node that it may run on has 8, not all free",
         ),
-        *(
-            (
-                of(f"{NO_GPU}, {UNMATCHED}", UNSELECTED, podTemplate={"spec": chosen}),
-                f"Unschedulable {CORRECT} ... node g (8) does not match the ... !busy",
-            )
-            for chosen in ({"nodeSelector": {"pool": "a"}}, {"affinity": {"nodeAffinity": AFFINITY}})
-        ),
+        *((of(f"{NO_GPU}, {UNMATCHED}", UNSELECTED, podTemplate={"spec": chosen}),
+           f"Unschedulable {CORRECT} ... node g (8) does not match the ... !busy")
+          for chosen in ({"nodeSelector": {"pool": "a"}}, {"affinity": {"nodeAffinity": AFFINITY}})),
         (
             of(f"{NO_GPU}, {TAINTED}, 1 node(s) were unschedulable", SMALL, parallelism={"tensor": 4}),
             f"InsufficientGPU ^{TAINTED}: add a toleration ... {EXCLUDED} ... "
             "needs 4 nvidia.com/gpu and the largest node that it may run on has 2: it never fits",
         ),
-        (
-            of(
-                f"{NO_GPU}, {tainted('node.kubernetes.io/unreachable')}",
-                [gpu_node("small", "1"), lost("lost")],
-                parallelism={"tensor": 2},
-            ),
-            "InsufficientGPU node that it may run on has 1: it never fits ... node lost (8) is not Ready",
-        ),
+        (of(f"{NO_GPU}, {tainted('node.kubernetes.io/unreachable')}", [gpu_node("small", "1"), lost("lost")],
+            parallelism={"tensor": 2}),
+         "InsufficientGPU node that it may run on has 1: it never fits ... node lost (8) is not Ready"),
         (of(NO_SLICE, SLICED, gpu={"resourceName": SLICES}), f"Unschedulable toleration of mig ... needs 1 {SLICES}"),
         (of(NO_SLICE, SLICED), "Unschedulable spec.gpu.resourceName"),
         (of(f"{NO_GPU}, {UNMATCHED}", [CPU, *OTHER_OS]), f"Unschedulable {CORRECT} ... node w (8) {NO_LINUX}"),
@@ -125,25 +116,17 @@ EXCLUDED = "node cordoned (8) is cordoned, node tainted (8) has the untolerated 
         (of("1 NodeUnfitPod"), "Unschedulable ^0/1 nodes are available: 1 NodeUnfitPod"),
         # other services and messages
         (of(WEB, gpu=None), f"Unschedulable {FIELD}.tolerations ... !gpuEngines"),
-        (
-            observe_pod(unschedulable("no nodes available to schedule pods"), None),
-            "Unschedulable the cluster has no node",
-        ),
-        (
-            observe_pod(unschedulable("Scheduling is blocked due to non-empty scheduling gates"), None),
-            f"Unschedulable {FIELD}.schedulingGates",
-        ),
+        (observe_pod(unschedulable("no nodes available to schedule pods"), None),
+         "Unschedulable the cluster has no node"),
+        (observe_pod(unschedulable("Scheduling is blocked due to non-empty scheduling gates"), None),
+         f"Unschedulable {FIELD}.schedulingGates"),
         (of("waiting for resource claim controller"), f"Unschedulable {FIELD}.resourceClaims"),
-        (
-            observe_pod(unschedulable("running PreBind plugin: binding volumes: timed out"), None),
-            "Unschedulable ^running PreBind plugin: binding volumes: timed out",
-        ),
-        (
-            observe_pod(unschedulable(f"0/1 nodes are available: {UNBOUND}."), None, pod_spec={"volumes": VOLUMES}),
-            "PersistentVolumeClaimUnbound no volume yet: models, demo-p1-scratch; ",
-        ),
+        (observe_pod(unschedulable("running PreBind plugin: binding volumes: timed out"), None),
+         "Unschedulable ^running PreBind plugin: binding volumes: timed out"),
+        (observe_pod(unschedulable(f"0/1 nodes are available: {UNBOUND}."), None, pod_spec={"volumes": VOLUMES}),
+         "PersistentVolumeClaimUnbound no volume yet: models, demo-p1-scratch; "),
     ],
-)
+)  # fmt: skip
 def test_the_conditions_of_a_pod_without_a_node(observed: Observed, expected: str) -> None:
     check_scheduled(observed, expected)
 
@@ -154,16 +137,12 @@ def test_the_conditions_of_a_pod_without_a_node(observed: Observed, expected: st
         (UNNAMED, {"taints": [GPU_TAINT]}, TOLERATE),
         (TAINTED, {"taints": [GPU_TAINT]}, TOLERATE),
         ("1 node(s) were unschedulable", {"unschedulable": True}, "kubectl uncordon g makes"),
-        *(
-            (tainted(key), {"taints": [taint(key)]}, says)
-            for key, says in (
-                ("node.kubernetes.io/unreachable", "the node is not Ready"),
-                ("node.kubernetes.io/disk-pressure", "the node's disk is full"),
-                (CONTROL_PLANE, f"add a worker node, or tolerate {CONTROL_PLANE}"),
-            )
-        ),
+        *((tainted(key), {"taints": [taint(key)]}, says)
+          for key, says in (("node.kubernetes.io/unreachable", "the node is not Ready"),
+                            ("node.kubernetes.io/disk-pressure", "the node's disk is full"),
+                            (CONTROL_PLANE, f"add a worker node, or tolerate {CONTROL_PLANE}"))),
     ],
-)
+)  # fmt: skip
 def test_a_node_with_gpus_that_excludes_the_pod_is_not_called_busy(reason: str, node: Obj, says: str) -> None:
     observed = of(f"{NO_GPU}, {reason}", [gpu_node("g", **node), CPU])
     quoted = f"(0/2 nodes are available: {NO_GPU}, {reason})"
@@ -225,14 +204,11 @@ def test_a_tainted_node_is_not_called_busy_in_a_rollout() -> None:
 @pytest.mark.parametrize(
     ("toleration", "tolerated"),
     [
-        ({"operator": "Exists"}, True),
-        ({"key": "k", "operator": "Exists"}, True),
-        ({"key": "k", "operator": "Exists", "effect": "NoExecute"}, False),
-        ({"key": "k", "value": "v"}, True),
-        ({"key": "k", "value": "w"}, False),
-        ({"key": "other", "operator": "Exists"}, False),
+        ({"operator": "Exists"}, True), ({"key": "k", "operator": "Exists"}, True),
+        ({"key": "k", "operator": "Exists", "effect": "NoExecute"}, False), ({"key": "k", "value": "v"}, True),
+        ({"key": "k", "value": "w"}, False), ({"key": "other", "operator": "Exists"}, False),
     ],
-)
+)  # fmt: skip
 def test_tolerations_are_those_of_the_scheduler(toleration: Obj, tolerated: bool) -> None:
     assert is_tolerated(taint("k", "v"), [toleration]) is tolerated
     assert is_tolerated(taint("k", "v", "PreferNoSchedule"), [])
@@ -242,19 +218,12 @@ def test_tolerations_are_those_of_the_scheduler(toleration: Obj, tolerated: bool
 @pytest.mark.parametrize(
     ("key", "operator", "values", "matches"),
     [
-        ("a", "In", ["1", "2"], True),
-        ("a", "NotIn", ["1"], False),
-        ("b", "NotIn", ["1"], True),
-        ("a", "Exists", None, True),
-        ("b", "Exists", None, False),
-        ("b", "DoesNotExist", None, True),
-        ("a", "Gt", ["0"], True),
-        ("a", "Gt", ["1"], False),
-        ("a", "Lt", ["1"], False),
-        ("metadata.name", "In", ["n"], True),
-        ("metadata.name", "In", ["m"], False),
+        ("a", "In", ["1", "2"], True), ("a", "NotIn", ["1"], False), ("b", "NotIn", ["1"], True),
+        ("a", "Exists", None, True), ("b", "Exists", None, False), ("b", "DoesNotExist", None, True),
+        ("a", "Gt", ["0"], True), ("a", "Gt", ["1"], False), ("a", "Lt", ["1"], False),
+        ("metadata.name", "In", ["n"], True), ("metadata.name", "In", ["m"], False),
     ],
-)
+)  # fmt: skip
 def test_required_affinity_is_that_of_the_scheduler(key: str, operator: str, values: Any, matches: bool) -> None:
     expression = {"key": key, "operator": operator, **({"values": values} if values else {})}
     terms = [{}, {"matchFields" if key == "metadata.name" else "matchExpressions": [expression]}]

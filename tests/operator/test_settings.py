@@ -46,13 +46,11 @@ def test_a_bad_variable_is_named(name, value):
 @pytest.mark.parametrize(
     ("image", "own"),
     [
-        ("unmask-runtime:1.2.3", True),
-        ("host:5000/a/unmask-runtime:v1.2.3", True),
-        ("unmask-runtime:1.2.3@sha256:" + "0" * 64, True),
-        ("unmask-runtime@sha256:" + "0" * 64, False),
+        ("unmask-runtime:1.2.3", True), ("host:5000/a/unmask-runtime:v1.2.3", True),
+        ("unmask-runtime:1.2.3@sha256:" + "0" * 64, True), ("unmask-runtime@sha256:" + "0" * 64, False),
         ("unmask-runtime:1.2.4", False),
     ],
-)
+)  # fmt: skip
 def test_the_version_of_the_runtime_image_is_compared_with_the_operators(image, own):
     assert Settings(version="1.2.3", runtime_image=image).runtime_is_own_version is own
 

@@ -70,68 +70,49 @@ CONTRADICTIONS: dict[str, list[tuple[Obj, str]]] = {
         (budget(1, minAvailable="1%"), "spec.replicas is 1"),
         ({**budget(4, minAvailable=2), "autoscaling": SCALED}, "spec.autoscaling.minReplicas is 2"),
     ],
-    "GPUsUnused": [
-        ({**GPU, **limits(**{"nvidia.com__gpu": 4})}, "uses 2 (parallelism.tensor"),
-        ({**GPU, **limits(**{"nvidia.com__mig-1g.5gb": 1})}, "1 nvidia.com/mig-1g.5gb"),
-        ({**GPU, **limits(**{"amd.com__gpu": 1})}, "1 amd.com/gpu, 2 nvidia.com/gpu"),
-        ({"gpu": {"resourceName": "x.dev/tpu"}, **limits(**{"x.dev__tpu": 2})}, "2 x.dev/tpu"),
-        (limits(**{"nvidia.com__gpu": 1}), "without spec.gpu"),
-    ],
+    "GPUsUnused": [({**GPU, **limits(**{"nvidia.com__gpu": 4})}, "uses 2 (parallelism.tensor"),
+                   ({**GPU, **limits(**{"nvidia.com__mig-1g.5gb": 1})}, "1 nvidia.com/mig-1g.5gb"),
+                   ({**GPU, **limits(**{"amd.com__gpu": 1})}, "1 amd.com/gpu, 2 nvidia.com/gpu"),
+                   ({"gpu": {"resourceName": "x.dev/tpu"}, **limits(**{"x.dev__tpu": 2})}, "2 x.dev/tpu"),
+                   (limits(**{"nvidia.com__gpu": 1}), "without spec.gpu")],
     "GPUsMissing": [({**GPU, **limits(**{"nvidia.com__gpu": 1})}, "1 nvidia.com/gpu per pod")],
     "SharedMemoryExceedsMemory": [
         (memory("4096Mi", sharedMemorySize="4Gi"), "spec.sharedMemorySize is 4Gi"),
         (memory("6Gi", **GPU), "spec.sharedMemorySize is 8Gi"),
     ],
     "CacheExceedsStorage": [(cached("50Gi"), "spec.modelCache.emptyDir.sizeLimit is 50Gi")],
-    "GracePeriodTooShort": [
-        (patch(terminationGracePeriodSeconds=69), "70 s"),
-        ({"drainTimeoutSeconds": 600, **patch(terminationGracePeriodSeconds=609)}, "drainTimeoutSeconds"),
-    ],
+    "GracePeriodTooShort": [(patch(terminationGracePeriodSeconds=69), "70 s"),
+                            ({"drainTimeoutSeconds": 600, **patch(terminationGracePeriodSeconds=609)},
+                             "drainTimeoutSeconds")],
     "ProbeTimeoutExceedsPeriod": [
         ({name: {"periodSeconds": 2, "timeoutSeconds": 3, "failureThreshold": 99}}, name)
         for name in ("startupProbe", "livenessProbe")
     ]
     + [({"readinessProbe": {"periodSeconds": 2, "timeoutSeconds": 3}}, "readinessProbe")],
     "LivenessWithoutStartupProbe": [(main(startupProbe=None), "remove livenessProbe too")],
-    "LivenessBeforeReadiness": [
-        ({"livenessProbe": {"periodSeconds": 5, "failureThreshold": 3}}, "15 s"),
-        ({"readinessProbe": {"failureThreshold": 100}}, "500 s"),
-    ],
-    "TargetOutOfReach": [
-        (scaled(runningRequestsPerReplica=8), "at most 8"),
-        (scaled(kvCacheUtilizationPercent=100), "kvCacheUtilizationPercent"),
-    ],
-    "HostPortBlocksRollouts": [
-        (main(ports=[{"containerPort": 9000, "hostPort": 9000}]), "maxSurge 0"),
-        (patch(hostNetwork=True), "hostNetwork"),
-    ],
-}
+    "LivenessBeforeReadiness": [({"livenessProbe": {"periodSeconds": 5, "failureThreshold": 3}}, "15 s"),
+                                ({"readinessProbe": {"failureThreshold": 100}}, "500 s")],
+    "TargetOutOfReach": [(scaled(runningRequestsPerReplica=8), "at most 8"),
+                         (scaled(kvCacheUtilizationPercent=100), "kvCacheUtilizationPercent")],
+    "HostPortBlocksRollouts": [(main(ports=[{"containerPort": 9000, "hostPort": 9000}]), "maxSurge 0"),
+                               (patch(hostNetwork=True), "hostNetwork")],
+}  # fmt: skip
 CONSISTENT: list[Obj] = [
-    {},
-    {"service": {"type": "LoadBalancer"}},
-    served("LoadBalancer", TEAM, IP),
-    {"networkPolicy": {}, **MONITOR},
+    {}, {"service": {"type": "LoadBalancer"}}, served("LoadBalancer", TEAM, IP), {"networkPolicy": {}, **MONITOR},
     {"networkPolicy": {"from": [{"namespaceSelector": {}}]}, **MONITOR},
-    {"networkPolicy": {"from": [TEAM], "metricsFrom": [TEAM]}, **MONITOR},
-    budget(minAvailable=1),
-    budget(1, maxUnavailable="1%"),
-    budget(0, minAvailable=1),
-    {**budget(1, minAvailable=1), "suspend": True},
-    {**budget(1, minAvailable=1), "autoscaling": SCALED},
-    {**GPU, **limits(**{"nvidia.com__gpu": 2})},
+    {"networkPolicy": {"from": [TEAM], "metricsFrom": [TEAM]}, **MONITOR}, budget(minAvailable=1),
+    budget(1, maxUnavailable="1%"), budget(0, minAvailable=1), {**budget(1, minAvailable=1), "suspend": True},
+    {**budget(1, minAvailable=1), "autoscaling": SCALED}, {**GPU, **limits(**{"nvidia.com__gpu": 2})},
     {**GPU, **limits(**{"nvidia.com__gpu": None, "nvidia.com__mig-1g.5gb": 2})},
     {**GPU, **limits(**{"nvidia.com__gpumem": 4000, "nvidia.com__gpucores": 50})},
     {"gpu": {}, **main(resources={"claims": [{"name": "gpu"}], "limits": {"nvidia.com/gpu": None}})},
-    memory("3Gi", sharedMemorySize="2Gi"),
-    cached("20Gi"),
-    {"drainTimeoutSeconds": 600},
-    patch(terminationGracePeriodSeconds=70),
-    main(startupProbe=None, livenessProbe=None),
+    memory("3Gi", sharedMemorySize="2Gi"), cached("20Gi"), {"drainTimeoutSeconds": 600},
+    patch(terminationGracePeriodSeconds=70), main(startupProbe=None, livenessProbe=None),
     scaled(requests=None, runningRequestsPerReplica=8),
     {**scaled(runningRequestsPerReplica=8), "gpu": {}, "parallelism": {"data": 2}},
     scaled(runningRequestsPerReplica=8, queuedRequestsPerReplica=2),
     {**patch(hostNetwork=True), "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -144,24 +144,16 @@ CONDITIONS = [
     (refused_since(118), "Scheduled False PodCreationRefused"),  # as while an admission webhook starts
     (refused_since(120), "Scheduled False PodCreationRefused", REFUSED),
     (reconcile("deadline_exceeded"), OVERDUE),
-    (
-        reconcile("deadline_exceeded", "probe_failing"),
-        "RolloutComplete,Ready False ProgressDeadlineExceeded (/ready",
-        OVERDUE,
-    ),
-    *(
-        (reconcile("deadline_exceeded", state), OVERDUE)
-        for state in ("crash_loop", "image_pull", "secret_missing", "oom_killed", "unschedulable_gpu")
-    ),
+    (reconcile("deadline_exceeded", "probe_failing"), "RolloutComplete,Ready False ProgressDeadlineExceeded (/ready",
+     OVERDUE),
+    *((reconcile("deadline_exceeded", state), OVERDUE)
+      for state in ("crash_loop", "image_pull", "secret_missing", "oom_killed", "unschedulable_gpu")),
     (changed(reconcile("deadline_exceeded", "loading"), generation=2),),  # the deadline of an earlier template
     (changed(surge("loading"), {"paused": True}), "RolloutComplete False DeploymentPaused", PAUSED),
     # a rollout
-    (
-        surge(later("loading")),
-        "Available True Serving",
-        "RolloutComplete False Progressing 1 of 1 pods are of the newest template, 1 of an older one remains",
-        "Ready False Starting",
-    ),
+    (surge(later("loading")), "Available True Serving",
+     "RolloutComplete False Progressing 1 of 1 pods are of the newest template, 1 of an older one remains",
+     "Ready False Starting"),
     *(
         (surge(no_gpu(need), nodes=nodes), "Available True", SHORT + says)
         for need, nodes, says in (
@@ -170,22 +162,15 @@ CONDITIONS = [
             ("2", None, f"needs 2 nvidia.com/gpu; {HINT}"),
         )
     ),
-    *(
-        (surge(no_gpu(says=f"3 Insufficient {name}")), f"Scheduled,RolloutComplete,Ready False Unschedulable {LESS}")
-        for name in ("cpu", "memory")
-    ),
+    *((surge(no_gpu(says=f"3 Insufficient {name}")), f"Scheduled,RolloutComplete,Ready False Unschedulable {LESS}")
+      for name in ("cpu", "memory")),
     (changed(serving(), generation=2), "RolloutComplete False Progressing"),
     # The older pod has the current template, as after a revert. Without a label, an earlier operator created it.
     (reconcile("surging", "loading", EDITED), "ModelLoaded False Starting", "RolloutComplete False Progressing"),
-    (
-        changed(reconcile("surging", of_template(pod("loading"), "present"), EDITED), PRESENT),
-        "ModelLoaded False Starting",
-        "RolloutComplete False Progressing",
-    ),
-    (
-        changed(reconcile("surging", of_template(pod("loading"), "edit"), EDITED), PRESENT),
-        "ModelLoaded False CrashLoopBackOff",
-    ),
+    (changed(reconcile("surging", of_template(pod("loading"), "present"), EDITED), PRESENT),
+     "ModelLoaded False Starting", "RolloutComplete False Progressing"),
+    (changed(reconcile("surging", of_template(pod("loading"), "edit"), EDITED), PRESENT),
+     "ModelLoaded False CrashLoopBackOff"),
     # pods that serve, and more replicas
     (serving(), SERVES, "UpToDate True UpToDate", "ScalingReady,Protected absent"),
     (reconcile("ready_not_yet_available", "ready"), "Ready True Ready"),
@@ -193,16 +178,10 @@ CONDITIONS = [
     (scaled("ready", later("creating", "b"), later("loading", "c")), SERVES),
     (scaled("ready", later("creating", "b"), later("crash_loop", "c")), "Ready False CrashLoopBackOff"),
     (scaled("ready", no_gpu()), SERVES, "ScalingReady False InsufficientGPU busy now"),
-    (
-        scaled("ready", no_gpu(), resource=service(autoscaling=SCALING), decision=Decision(3, "scaled up", True)),
-        SERVES,
-        "ScalingReady False InsufficientGPU busy now",
-    ),
-    (
-        scaled("ready", no_gpu(), resource=service(autoscaling=SCALING), decision=Decision(3, "no metrics", False)),
-        SERVES,
-        "ScalingReady False MetricsMissing",
-    ),
+    (scaled("ready", no_gpu(), resource=service(autoscaling=SCALING), decision=Decision(3, "scaled up", True)), SERVES,
+     "ScalingReady False InsufficientGPU busy now"),
+    (scaled("ready", no_gpu(), resource=service(autoscaling=SCALING), decision=Decision(3, "no metrics", False)),
+     SERVES, "ScalingReady False MetricsMissing"),
     (changed(scaled("ready"), conditions=[QUOTA]), SERVES, "ScalingReady False PodCreationRefused"),
     # the autoscaler
     (builtin(None), "ScalingReady Unknown Waiting has not read", "Ready True"),
@@ -214,35 +193,20 @@ CONDITIONS = [
     (hpa(UNABLE), "ScalingReady False NotAbleToScale NotAbleToScale"),
     (hpa({**UNABLE, "reason": "", "message": "no"}), "ScalingReady False NotAbleToScale no"),
     # no pod is wanted
-    (
-        reconcile("created", replicas=0, resource=SUSPENDED),
-        "Scheduled,ModelLoaded,RolloutComplete,ScalingReady absent",
-        "Available,Ready False Suspended",
-        "Stalled True Suspended",
-    ),
+    (reconcile("created", replicas=0, resource=SUSPENDED), "Scheduled,ModelLoaded,RolloutComplete,ScalingReady absent",
+     "Available,Ready False Suspended", "Stalled True Suspended"),
     (reconcile("created", replicas=0), "Available False NoReplicas", "Stalled True NoReplicas"),
     (serving(replicas=0, resource=SUSPENDED), "Ready False Suspended"),  # the pod ends
     # the spec and the children
-    (
-        serving(resource=service(2, model=7), plan=Plan(problems=(INVALID,))),
-        f"Accepted False InvalidSpec {INVALID.message}",
-        "RolloutComplete,Available True",
-        STALLED,
-    ),
-    (
-        (Observed(resource=service(), now=NOW), Plan(problems=(INVALID,))),
-        "Scheduled,UpToDate absent",
-        "Available False NotAccepted",
-        STALLED,
-    ),
+    (serving(resource=service(2, model=7), plan=Plan(problems=(INVALID,))),
+     f"Accepted False InvalidSpec {INVALID.message}", "RolloutComplete,Available True", STALLED),
+    ((Observed(resource=service(), now=NOW), Plan(problems=(INVALID,))), "Scheduled,UpToDate absent",
+     "Available False NotAccepted", STALLED),
     (reconcile("complete", resource=SUSPENDED, plan=Plan(problems=(INVALID,))), "Ready False InvalidSpec", STALLED),
     (reconcile("created", plan=CONFLICT), "Accepted False NameConflict", "Stalled True NameConflict"),
     (reconcile("created", plan=CONFLICT, children=[EARLIER]), "Accepted False NameConflict"),  # it is being deleted
-    (
-        serving(refusals={SERVICE: "nodePort: already allocated"}),
-        "Accepted False Refused Service demo was refused: nodePort: already",
-        "Stalled True Refused",
-    ),
+    (serving(refusals={SERVICE: "nodePort: already allocated"}),
+     "Accepted False Refused Service demo was refused: nodePort: already", "Stalled True Refused"),
     (serving(failures={SERVICE: "webhook is away"}), "Accepted Unknown ApiError Service demo"),
     (changed(reconcile("complete"), **FOREIGN), "RolloutComplete False"),
     (upgraded(NO_MONITOR), f"UpToDate False MissingCRD {NO_MONITOR.message}", "Ready True"),
@@ -250,7 +214,7 @@ CONDITIONS = [
     (exposed("LoadBalancer"), "Protected False NoAuth", "Ready True"),
     (exposed("LoadBalancer", **AUTH), "Protected True KeyRequired"),
     (exposed("NodePort"), "Protected absent"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("row", CONDITIONS)
@@ -292,16 +256,10 @@ def test_the_status_of_a_ready_service() -> None:
     new = status(*reconcile("complete", "ready"))
     del new["conditions"]
     assert new == {
-        "observedGeneration": 1,
-        "replicas": 1,
-        "readyReplicas": 1,
-        "updatedReplicas": 1,
-        "selector": "serving.unmask.dev/service=demo",
-        "url": "http://demo.models.svc/v1",
-        "modelName": "demo",
-        "resolvedImage": "registry.example/unmask-runtime:0.1.0",
-        "modelLoad": {"phase": "loaded", "percent": 100},
-    }
+        "observedGeneration": 1, "replicas": 1, "readyReplicas": 1, "updatedReplicas": 1,
+        "selector": "serving.unmask.dev/service=demo", "url": "http://demo.models.svc/v1", "modelName": "demo",
+        "resolvedImage": "registry.example/unmask-runtime:0.1.0", "modelLoad": {"phase": "loaded", "percent": 100},
+    }  # fmt: skip
 
 
 EXITED = pod("crash_loop_running")
@@ -318,12 +276,10 @@ MINUTE_AGO = NOW - timedelta(minutes=1)
         (changed(reconcile("complete"), **FOREIGN), {"replicas": 0}),
         ((Observed(service(), NOW), Plan()), {"selector": "serving.unmask.dev/service=demo"}),
         (builtin(None), {"autoscaling": None}),
-        (
-            builtin(Decision(2, "no metrics", False, MINUTE_AGO)),
-            {"autoscaling": {"desired": 2, "reason": "no metrics"}, "lastScaleTime": "2030-01-01T02:59:00Z"},
-        ),
+        (builtin(Decision(2, "no metrics", False, MINUTE_AGO)),
+         {"autoscaling": {"desired": 2, "reason": "no metrics"}, "lastScaleTime": "2030-01-01T02:59:00Z"}),
     ],
-)
+)  # fmt: skip
 def test_members(state: State, members: Obj) -> None:
     new = status(*state)
     assert {member: new.get(member) for member in members} == members
@@ -392,15 +348,12 @@ LOADING = pod("loading")
             (reconcile("complete", "ready", replicas=0, resource=SUSPENDED), ["Suspended"]),  # its pod is terminating
             (reconcile("progressing", replicas=0, resource=SUSPENDED), []),
         ],
-        [
-            (reconcile("created"), ["Accepted"]),
-            (reconcile("quota"), ["!PodCreationRefused"]),
-            (reconcile("progressing", "crash_loop"), ["!CrashLoopBackOff"]),
-        ],
+        [(reconcile("created"), ["Accepted"]), (reconcile("quota"), ["!PodCreationRefused"]),
+         (reconcile("progressing", "crash_loop"), ["!CrashLoopBackOff"])],
         [(reconcile("complete", "ready"), ["Accepted", "Ready"]), (upgraded(), ["OperatorUpgraded"])],
         [(exposed("ClusterIP"), ["Accepted", "Ready"]), (exposed("LoadBalancer"), ["!NoAuth"])],
     ],
-)
+)  # fmt: skip
 def test_events_between_states(steps: list[tuple[State, list[str]]]) -> None:
     """A Warning begins with "!"."""
     old: Obj = {}

@@ -53,17 +53,11 @@ def _repeated_keys(schema: dict[str, Any], value: Any) -> Iterator[str]:
 
 
 REASONS = {
-    "OutOfnvidia.com/gpu": "OutOfnvidiaComGpu",
-    "Provider Failed to start": "ProviderFailedToStart",
-    "node lost: timeout": "nodeLost:Timeout",
-    "Trailing:": "Trailing",
-    ":leading": "leading",
-    "429 Too Many Requests": "Reason429TooManyRequests",
-    "ошибка": "Unknown",
-    "": "Unknown",
-    "a\nb": "aB",
+    "OutOfnvidia.com/gpu": "OutOfnvidiaComGpu", "Provider Failed to start": "ProviderFailedToStart",
+    "node lost: timeout": "nodeLost:Timeout", "Trailing:": "Trailing", ":leading": "leading",
+    "429 Too Many Requests": "Reason429TooManyRequests", "ошибка": "Unknown", "": "Unknown", "a\nb": "aB",
     "Valid_Reason:With,Parts": "Valid_Reason:With,Parts",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("reason", "valid"), REASONS.items())
@@ -117,15 +111,11 @@ HPA = {"conditions": [UNABLE, ACTIVE]}
 SCALING = {"maxReplicas": 3, "targets": {"runningRequestsPerReplica": 8}}
 SPECS = st.sampled_from(
     [
-        {},
-        {"autoscaling": SCALING},
-        {"autoscaling": {**SCALING, "provider": "HPA"}},
-        {"lora": {"adapters": [{"name": "a", "uri": "demo://a"}]}},
-        {"model": {"uri": "hf://org/name"}},
-        {"service": {"type": "LoadBalancer"}},
-        {"gpu": {}},
+        {}, {"autoscaling": SCALING}, {"autoscaling": {**SCALING, "provider": "HPA"}},
+        {"lora": {"adapters": [{"name": "a", "uri": "demo://a"}]}}, {"model": {"uri": "hf://org/name"}},
+        {"service": {"type": "LoadBalancer"}}, {"gpu": {}},
     ]
-)
+)  # fmt: skip
 ADAPTER = st.builds(Adapter, st.one_of(ANY, st.just("demo://a")), st.sampled_from(["ready", "failed"]), ANY)
 SERVICE = Ref("v1", "Service", "demo")
 
@@ -146,16 +136,13 @@ def states(draw: st.DrawFn) -> Observed:
         one["metadata"] |= {"name": f"demo-p{number}", "uid": f"p{number}"}
     uids = [one["metadata"]["uid"] for one in pods]
     return replace(
-        observed,
-        pods=pods,
-        loads={uid: Load(draw(ANY), draw(st.floats(0, 100))) for uid in uids if draw(BOOLS)},
+        observed, pods=pods, loads={uid: Load(draw(ANY), draw(st.floats(0, 100))) for uid in uids if draw(BOOLS)},
         revisions={uid: draw(ANY) for uid in uids if draw(BOOLS)},
         adapters={uid: {"a": draw(ADAPTER)} for uid in uids if draw(BOOLS)},
         pod_events={uid: draw(st.lists(st.builds(PodEvent, TEXTS, ANY, BOOLS), max_size=3)) for uid in uids},
         decision=draw(st.one_of(st.none(), st.builds(Decision, st.integers(0, 9), ANY, BOOLS))),
-        refusals={SERVICE: draw(ANY)} if draw(BOOLS) else {},
-        failures={SERVICE: draw(ANY)} if draw(BOOLS) else {},
-    )
+        refusals={SERVICE: draw(ANY)} if draw(BOOLS) else {}, failures={SERVICE: draw(ANY)} if draw(BOOLS) else {},
+    )  # fmt: skip
 
 
 @examples(300)

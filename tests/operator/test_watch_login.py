@@ -132,12 +132,10 @@ async def accepted(session, url):
 @pytest.mark.parametrize(
     ("host", "trusted", "name", "act"),
     [
-        ("127.0.0.1", False, None, refused),
-        ("127.0.0.1", True, None, accepted),
-        ("api.example.com", True, None, refused),
-        ("api.example.com", True, "api.example.com", accepted),
+        ("127.0.0.1", False, None, refused), ("127.0.0.1", True, None, accepted),
+        ("api.example.com", True, None, refused), ("api.example.com", True, "api.example.com", accepted),
     ],
-)
+)  # fmt: skip
 def test_a_certificate_of_an_untrusted_ca_or_for_another_name_closes_the_session(tmp_path, host, trusted, name, act):
     authority = Authority("ca")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -3,8 +3,6 @@
 It is written from docs/research/decoding-rules.md#algorithm-noise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol

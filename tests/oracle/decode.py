@@ -75,8 +75,6 @@ Details of the rules that oracle and engine interpret in the same way:
     unmasks it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

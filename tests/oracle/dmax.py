@@ -17,8 +17,6 @@ Details of the rules that oracle and engine interpret in the same way, in additi
     then cannot end by the rule that all probabilities are at least 0.9.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 

@@ -3,8 +3,6 @@
 See docs/research/decoding-rules.md#candidates-and-confidence.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -17,8 +17,6 @@ Details of the rules that oracle and engine interpret in the same way, in additi
     with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -154,11 +152,7 @@ class _Full:
 
 
 def decode_full(
-    memory: Memory,
-    prompt: Sequence[int],
-    params: Params,
-    shape: Shape,
-    pinned: Mapping[int, int] | None = None,
-) -> Result:
+    memory: Memory, prompt: Sequence[int], params: Params, shape: Shape, pinned: Mapping[int, int] | None = None,
+) -> Result:  # fmt: skip
     """Decodes one request to its end. `memory` must be empty."""
     return _Full(memory, prompt, params, shape, pinned or {}).run()

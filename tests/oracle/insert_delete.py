@@ -59,16 +59,9 @@ def text(block: Block) -> tuple[int | None, ...]:
 
 
 def decide(
-    block: Block,
-    rows: np.ndarray,
-    found: dict[int, Choice],
-    p: Params,
-    orders: tuple[int, int],
-    *,
-    force: bool,
-    fill: bool,
-    held_back: Callable[[int], bool],
-) -> Step:
+    block: Block, rows: np.ndarray, found: dict[int, Choice], p: Params, orders: tuple[int, int], *, force: bool,
+    fill: bool, held_back: Callable[[int], bool],
+) -> Step:  # fmt: skip
     """Decides on one step of one block.
 
     Args:

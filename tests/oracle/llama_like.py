@@ -4,8 +4,6 @@ The checkpoints have the family's own format (tests/oracle/spelling.py). transfo
 Llama, Qwen2, Qwen3, Qwen3-MoE or Ministral 3, and applies an explicit attention mask.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

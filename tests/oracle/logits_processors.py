@@ -9,8 +9,6 @@ Details of the rules that oracle and engine interpret in the same way:
 * Logits of banned ids stay -inf.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

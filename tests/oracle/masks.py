@@ -1,7 +1,5 @@
 """Naive computation of the `visible_end` of each position (docs/research/decoding-rules.md#visible-keys)."""
 
-from __future__ import annotations
-
 
 def block_end(a: int, block: int, origin: int = 0) -> int:
     return origin + ((a - origin) // block + 1) * block

@@ -18,8 +18,6 @@ Details of the rules that oracle and engine interpret in the same way:
   last in every order, also in that of `sequential`. Of several, the lowest position is first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -21,8 +21,6 @@ Details of the rules that oracle and engine interpret in the same way, in additi
  5. Each seed has a denoise event, as a step has, but does not count in `nfe`.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tests of one step of one block per unmasking algorithm, with results computed by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -3,8 +3,6 @@
 See docs/research/decoding-rules.md#the-multi-block-loop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

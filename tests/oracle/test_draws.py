@@ -1,7 +1,5 @@
 """Tests of the oracle's random numbers, filters and draws."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

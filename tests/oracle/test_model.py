@@ -1,7 +1,5 @@
 """Tests of the oracle's forward pass against the golden logits."""
 
-from __future__ import annotations
-
 import torch
 from safetensors.torch import load_file
 

@@ -1,7 +1,5 @@
 """Random LLaDA2 checkpoints small enough for property tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,62 +12,25 @@ from torch import Tensor
 # Each covers code paths of the family: grouped routing, all dense with one KV head and a tied head, all MoE.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "grouped_moe": {},
-    "dense_tied": {
-        "num_key_value_heads": 1,
-        "first_k_dense_replace": 2,
-        "tie_word_embeddings": True,
-        "partial_rotary_factor": 0.25,
-    },
-    "all_moe": {
-        "num_attention_heads": 3,
-        "num_key_value_heads": 3,
-        "head_dim": 4,
-        "first_k_dense_replace": 0,
-        "num_experts": 6,
-        "n_group": 1,
-        "topk_group": 1,
-        "num_experts_per_tok": 3,
-        "num_shared_experts": 2,
-        "moe_shared_expert_intermediate_size": 5,
-        "partial_rotary_factor": 1.0,
-    },
-}
+    "dense_tied": {"num_key_value_heads": 1, "first_k_dense_replace": 2, "tie_word_embeddings": True,
+                   "partial_rotary_factor": 0.25},
+    "all_moe": {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 4, "first_k_dense_replace": 0,
+                "num_experts": 6, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 3, "num_shared_experts": 2,
+                "moe_shared_expert_intermediate_size": 5, "partial_rotary_factor": 1.0},
+}  # fmt: skip
 
 
 def tiny_config(vocab: int = 32, block: int = 4, eos: Sequence[int] = (3, 11, 19), **changes: Any) -> dict[str, Any]:
     """Returns a config.json of a tiny LLaDA2. The mask id is the largest id of the vocabulary."""
     config: dict[str, Any] = {
-        "model_type": "llada2_moe",
-        "architectures": ["LLaDA2MoeModelLM"],
-        "torch_dtype": "float32",
-        "block_size": block,
-        "vocab_size": vocab,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "use_bias": False,
-        "use_qkv_bias": False,
-        "num_experts": 4,
-        "num_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "n_group": 2,
-        "topk_group": 1,
-        "moe_intermediate_size": 8,
-        "first_k_dense_replace": 1,
-        "pad_token_id": eos[0],
-        "eos_token_id": list(eos),
-        "mask_token_id": vocab - 1,
-        "max_position_embeddings": 512,
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.5,
-        "routed_scaling_factor": 1.5,
-        "norm_topk_prob": True,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-    }
+        "model_type": "llada2_moe", "architectures": ["LLaDA2MoeModelLM"], "torch_dtype": "float32",
+        "block_size": block, "vocab_size": vocab, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "use_bias": False, "use_qkv_bias": False,
+        "num_experts": 4, "num_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+        "moe_intermediate_size": 8, "first_k_dense_replace": 1, "pad_token_id": eos[0], "eos_token_id": list(eos),
+        "mask_token_id": vocab - 1, "max_position_embeddings": 512, "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+        "routed_scaling_factor": 1.5, "norm_topk_prob": True, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    }  # fmt: skip
     return config | changes
 
 

@@ -1,7 +1,5 @@
 """Tests of the values that are read from text by the schema of an argument."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -12,26 +10,14 @@ from runtime.parsers.formats import Tool
 
 STRING, INTEGER, NULL = {"type": "string"}, {"type": "integer"}, {"type": "null"}
 SCHEMAS: dict[str, dict[str, Any]] = {
-    "string": STRING,
-    "optional string": {"anyOf": [STRING, NULL]},
-    "string or null": {"type": ["string", "null"]},
-    "nullable string": {"type": "string", "nullable": True},
-    "string or integer": {"oneOf": [STRING, INTEGER]},
-    "all of": {"allOf": [{"description": "a"}, STRING]},
-    "reference": {"$ref": "#/$defs/name"},
-    "texts": {"enum": ["1", "2"]},
-    "constant": {"const": "007"},
-    "integer": INTEGER,
-    "optional integer": {"anyOf": [INTEGER, NULL]},
-    "number": {"type": "number"},
-    "numbers": {"enum": [1, 2.5]},
-    "boolean": {"type": "boolean"},
-    "array": {"type": "array", "items": STRING},
-    "object": {"type": "object"},
-    "to itself": {"$ref": "#/$defs/loop"},
-    "nowhere": {"$ref": "#/$defs/missing/deeper"},
-    "anything": {},
-}
+    "string": STRING, "optional string": {"anyOf": [STRING, NULL]}, "string or null": {"type": ["string", "null"]},
+    "nullable string": {"type": "string", "nullable": True}, "string or integer": {"oneOf": [STRING, INTEGER]},
+    "all of": {"allOf": [{"description": "a"}, STRING]}, "reference": {"$ref": "#/$defs/name"},
+    "texts": {"enum": ["1", "2"]}, "constant": {"const": "007"}, "integer": INTEGER,
+    "optional integer": {"anyOf": [INTEGER, NULL]}, "number": {"type": "number"}, "numbers": {"enum": [1, 2.5]},
+    "boolean": {"type": "boolean"}, "array": {"type": "array", "items": STRING}, "object": {"type": "object"},
+    "to itself": {"$ref": "#/$defs/loop"}, "nowhere": {"$ref": "#/$defs/missing/deeper"}, "anything": {},
+}  # fmt: skip
 ROOT = {
     "properties": SCHEMAS,
     "$defs": {

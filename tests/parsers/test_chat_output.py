@@ -1,7 +1,5 @@
 """Tests that the parts of an answer do not depend on how its text is split, and that malformed calls are text."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any
@@ -34,15 +32,10 @@ ADD = Tool("add", parameters={"type": "object", "properties": {"a": {"type": "nu
 RUN = Tool(
     "run",
     parameters={
-        "properties": {
-            "text": {"type": "string"},
-            "optional": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-            "count": {"type": "integer"},
-            "flag": {"type": "boolean"},
-            "list": {"type": "array"},
-        }
+        "properties": {"text": {"type": "string"}, "optional": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                       "count": {"type": "integer"}, "flag": {"type": "boolean"}, "list": {"type": "array"}}
     },
-)
+)  # fmt: skip
 OFFERED = (WEATHER, ADD, RUN, Tool("deep", parameters={}), Tool("f", parameters={}))
 
 
@@ -216,12 +209,9 @@ def test_calls_are_read(key: str) -> None:
     assert read(call("weather"), [], key)["calls"] == [["weather", "{}"]]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<tool_call></tool_call>",
-        "<tool_call>\nweather\n</tool_call>",
-        '<tool_call>{"name": "weather"',
+MALFORMED = {
+    "hermes": [
+        "<tool_call></tool_call>", "<tool_call>\nweather\n</tool_call>", '<tool_call>{"name": "weather"',
         '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}\n</tool_call>',
         '<tool_call>\n{"name": 1, "arguments": {}}\n</tool_call>',
         '<tool_call>\n{"name": "weather", "arguments": [1]}\n</tool_call>',
@@ -229,9 +219,18 @@ def test_calls_are_read(key: str) -> None:
         '<tool_call>\n{"name": "weather", "arguments": {"x": 1e999}}\n</tool_call>',
         "<tool_call>\n{'name': 'nobody'}\n</tool_call>",
     ],
-)  # fmt: skip
-def test_malformed_calls_are_text(text: str) -> None:
-    assert read(text, []) == {"reasoning": "", "content": text, "calls": []}
+    "gemma4": [
+        "<|tool_call>call:weather{city:<tool_call|>", "<|tool_call>weather{}<tool_call|>",
+        "<|tool_call>call:f{a:1}}<tool_call|>", '<|tool_call>call:f{a:<|"|>open}<tool_call|>',
+        "<|tool_call>call:f{a:" + "[" * 500 + "]" * 500 + "}<tool_call|>", "<|tool_call>call:f{a:1e999}<tool_call|>",
+
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "text"), [(key, text) for key, texts in MALFORMED.items() for text in texts])
+def test_malformed_calls_are_text(key: str, text: str) -> None:
+    assert read(text, [], key) == {"reasoning": "", "content": text, "calls": []}
 
 
 DEEP_CALLS = {  # text of a call before and after an argument that is not in quotes
@@ -272,21 +271,6 @@ def test_arguments_in_quotes_have_the_same_levels() -> None:
         assert len(read(text, [])["calls"]) == called
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<|tool_call>call:weather{city:<tool_call|>",
-        "<|tool_call>weather{}<tool_call|>",
-        "<|tool_call>call:f{a:1}}<tool_call|>",
-        '<|tool_call>call:f{a:<|"|>open}<tool_call|>',
-        "<|tool_call>call:f{a:" + "[" * 500 + "]" * 500 + "}<tool_call|>",
-        "<|tool_call>call:f{a:1e999}<tool_call|>",
-    ],
-)
-def test_malformed_calls_of_gemma_are_text(text: str) -> None:
-    assert read(text, [], "gemma4") == {"reasoning": "", "content": text, "calls": []}
-
-
 def qwen3_run(body: str, name: str = "run") -> str:
     return f"<tool_call>\n<function={name}>\n{body}\n</function>\n</tool_call>"
 
@@ -308,16 +292,12 @@ RECOVERED: dict[str, list[tuple[str, list[dict[str, Any]], str]]] = {
         ("<tool_call>{'name': 'run', 'arguments': {'text': 'it\\'s \"a\"', 'flag': True,},}</tool_call>",
          [{"text": 'it\'s "a"', "flag": True}], ""),
         # several calls between one pair of markers
-        (f"{RUN_A}\n{OBJECT}\n</tool_call>", [A, A], ""),
-        (f"{RUN_A}{OBJECT}</tool_call>b", [A, A], "b"),
+        (f"{RUN_A}\n{OBJECT}\n</tool_call>", [A, A], ""), (f"{RUN_A}{OBJECT}</tool_call>b", [A, A], "b"),
         (f"<tool_call>[{OBJECT}, {OBJECT}]</tool_call>", [A, A], ""),
         # pieces of the end marker
-        (f"{RUN_A}}}\n</tool_call>", [A], ""),
-        (f"{RUN_A}</tool}}}}\n", [A], ""),
-        (f"{RUN_A}\n<}}}}_call/\nDone.", [A], "Done."),
-        (f"{RUN_A}\n}}}}>\n{RUN_A}</tool_call>", [A, A], ""),
-        (f"{RUN_A}</tool_call>\n> quoted", [A], "> quoted"),
-        (f"{RUN_A}</tool_call>\n<b>bold</b>", [A], "<b>bold</b>"),
+        (f"{RUN_A}}}\n</tool_call>", [A], ""), (f"{RUN_A}</tool}}}}\n", [A], ""),
+        (f"{RUN_A}\n<}}}}_call/\nDone.", [A], "Done."), (f"{RUN_A}\n}}}}>\n{RUN_A}</tool_call>", [A, A], ""),
+        (f"{RUN_A}</tool_call>\n> quoted", [A], "> quoted"), (f"{RUN_A}</tool_call>\n<b>bold</b>", [A], "<b>bold</b>"),
         (f"{RUN_A}</tool_call> call me", [A], "call me"),
         (f'{RUN_A}</tool_call>\n{{"text": "a"}}', [A], '{"text": "a"}'),
         (f'{RUN_A}\n{{"name": "other", "arguments": {{}}}}', [A], '{"name": "other", "arguments": {}}'),

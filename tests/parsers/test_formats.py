@@ -1,7 +1,5 @@
 """Tests that every model family names existing formats, and that the page of tools lists all formats."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

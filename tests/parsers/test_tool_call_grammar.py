@@ -1,7 +1,5 @@
 """Tests that grammars of tool calls accept calls and nothing else, as llguidance applies them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -71,13 +69,9 @@ def _library(directory: Path) -> Any:
 
 
 def made(
-    verdict: Verdict,
-    mode: CallMode | None,
-    *,
-    form: Any = None,
-    thought: ReasoningFormat | None = None,
+    verdict: Verdict, mode: CallMode | None, *, form: Any = None, thought: ReasoningFormat | None = None,
     single: bool = False,
-) -> str:
+) -> str:  # fmt: skip
     assert HERMES is not None
     held = None if mode is None else ToolCallConstraint(HERMES, TOOLS, mode, single)
     asked = "" if form is None else grammar_of({"json": form}, "response_format")
@@ -174,29 +168,20 @@ N = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n
 CITY_REF = {"$ref": "#/$defs/city"}
 # Schemas of arguments, and the arguments of ARGUMENTS that each accepts.
 ARGUMENTS = (
-    {},
-    {"city": "a"},
-    {"city": "a", "x": 1},
-    {"n": 1},
-    {"n": 1, "x": 1},
-    {"city": "a", "n": 1},
-    {"x": 1, "n": 1},
-)
+    {}, {"city": "a"}, {"city": "a", "x": 1}, {"n": 1}, {"n": 1, "x": 1}, {"city": "a", "n": 1}, {"x": 1, "n": 1},
+)  # fmt: skip
 CLOSED: dict[str, tuple[Any, list[int]]] = {
-    "plain": (CITY, [1]),
-    "reference": (CITY_REF, [1]),
-    "all of one": ({"allOf": [CITY]}, [1]),
+    "plain": (CITY, [1]), "reference": (CITY_REF, [1]), "all of one": ({"allOf": [CITY]}, [1]),
     "all of a reference": ({"allOf": [CITY_REF]}, [1]),
     "all of two": ({"allOf": [CITY, {"properties": {"n": {"type": "integer"}}}]}, [1, 5]),
-    "any of two": ({"anyOf": [CITY, N]}, [1, 3]),
-    "any of references": ({"anyOf": [CITY_REF, N]}, [1, 3]),
+    "any of two": ({"anyOf": [CITY, N]}, [1, 3]), "any of references": ({"anyOf": [CITY_REF, N]}, [1, 3]),
     "one of two": ({"oneOf": [CITY, N]}, [1, 3]),
     "any of two beside a property": ({"properties": {"x": {"type": "integer"}}, "anyOf": [CITY, N]}, [1, 3, 6]),
     "all of a choice": ({"allOf": [{"anyOf": [CITY, N]}]}, [1, 3, 5]),
     "open": ({**CITY, "additionalProperties": {"type": "integer"}}, [1, 2, 5]),
     "an open alternative": ({"anyOf": [{**CITY, "additionalProperties": {"type": "integer"}}, N]}, [1, 2, 3, 5]),
     "no arguments": ({}, [0]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("parameters", "accepted"), CLOSED.values(), ids=CLOSED)

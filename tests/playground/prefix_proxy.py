@@ -1,7 +1,5 @@
 """A reverse proxy that serves another server under a path prefix."""
 
-from __future__ import annotations
-
 import http.client
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """An answer on the page: the recorded one, a live one, its steps, its tokens and its formatted view."""
 
-from __future__ import annotations
-
 import json
 from importlib.resources import files
 from typing import Any

@@ -1,7 +1,5 @@
 """The page as a document: keys, hostile text, other hosts, path prefixes, keyboard and screen readers, API docs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

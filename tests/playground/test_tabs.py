@@ -1,7 +1,5 @@
 """Chat, structured output, tools, gaps, and the comparison of two settings."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -23,11 +21,8 @@ def test_a_conversation_refers_to_earlier_messages(page: Playground) -> None:
     page.open_tab("chat")
     assert page.complete("What is 12 + 30?") == "12 + 30 = 42."
     assert page.complete("And times two?") == "42 x 2 = 84."
-    assert [line.text for line in page.all(".bubble .content")] == [
-        "What is 12 + 30?",
-        "12 + 30 = 42.",
-        "And times two?",
-    ]
+    shown = [line.text for line in page.all(".bubble .content")]
+    assert shown == ["What is 12 + 30?", "12 + 30 = 42.", "And times two?"]
     page.find("#forget").click()
     assert not page.all(".bubble")
     assert page.answer() == ""

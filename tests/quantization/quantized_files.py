@@ -3,8 +3,6 @@
 The source is an unquantized checkpoint. Nothing of the runtime is used.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -90,18 +88,14 @@ INT, FLOAT = {"type": "int"}, {"type": "float", "num_bits": 8}
 E4M3 = torch.float8_e4m3fn
 # quantization_config of config.json, quantizer, and name of the format in the runtime
 LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Made], str]] = {
-    "int4, groups of 128": (
-        compressed("pack-quantized", num_bits=4, strategy="group", group_size=128, **INT), int4(128), "int4",
-    ),
-    "int4, groups of 32": (
-        compressed("pack-quantized", num_bits=4, strategy="group", group_size=32, **INT), int4(32), "int4_32",
-    ),
-    "int4, outputs": (
-        compressed("pack-quantized", num_bits=4, strategy="channel", group_size=None, **INT), int4(None), "int4",
-    ),
-    "int8, outputs": (
-        compressed("int-quantized", num_bits=8, strategy="channel", **INT), scaled(torch.int8, True), "int8",
-    ),
+    "int4, groups of 128": (compressed("pack-quantized", num_bits=4, strategy="group", group_size=128, **INT),
+                            int4(128), "int4"),
+    "int4, groups of 32": (compressed("pack-quantized", num_bits=4, strategy="group", group_size=32, **INT), int4(32),
+                           "int4_32"),
+    "int4, outputs": (compressed("pack-quantized", num_bits=4, strategy="channel", group_size=None, **INT), int4(None),
+                      "int4"),
+    "int8, outputs": (compressed("int-quantized", num_bits=8, strategy="channel", **INT), scaled(torch.int8, True),
+                      "int8"),
     "fp8, outputs": (compressed("float-quantized", strategy="channel", **FLOAT), scaled(E4M3, True), "fp8"),
     "fp8, tensors": (compressed("float-quantized", strategy="tensor", **FLOAT), scaled(E4M3, False, True), "fp8"),
     "fp8, compressed blocks": (

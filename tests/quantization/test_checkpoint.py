@@ -38,12 +38,8 @@ def wide(tmp_path_factory):
     """Returns a checkpoint with matrices whose sizes are multiples of 128, and with some whose sizes are not."""
     path = tmp_path_factory.mktemp("wide")
     sizes = {
-        "hidden_size": 128,
-        "moe_intermediate_size": 128,
-        "intermediate_size": 384,
-        "num_experts": 4,
-        "head_dim": 32,
-    }
+        "hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": 384, "num_experts": 4, "head_dim": 32,
+    }  # fmt: skip
     write_tiny(path, seed=9, vocab=64, **sizes)
     return path
 
@@ -119,19 +115,14 @@ def test_a_quantized_head_is_dequantized(tmp_path):
         (lambda t: t.pop(f"{QKV}.weight_scale"), f"lacks '{QKV}.weight_scale', parts of weights that are quantized"),
         (lambda t: t.update({f"{QKV}.weight_g_idx": torch.zeros(64)}), f"1 unknown: '{QKV}.weight_g_idx'"),
         (lambda t: t.update({f"{QKV}.weight_zero_point": torch.zeros(4)}), f"1 unknown: '{QKV}.weight_zero_point'"),
-        (
-            lambda t: t.update({f"{QKV}.weight": torch.zeros(128, 64)}),
-            f"holds '{QKV}.weight' both quantized and unquantized",
-        ),
-        (
-            lambda t: t.update({f"{QKV}.weight_shape": torch.tensor([128, 96])}),
-            "is [128, 8] words, but says",
-        ),
+        (lambda t: t.update({f"{QKV}.weight": torch.zeros(128, 64)}),
+         f"holds '{QKV}.weight' both quantized and unquantized"),
+        (lambda t: t.update({f"{QKV}.weight_shape": torch.tensor([128, 96])}), "is [128, 8] words, but says"),
         (lambda t: t.update({f"{QKV}.weight_scale": torch.ones(128, 1)}), "has scales of [128, 1], not [128, 2]"),
         (lambda t: t[f"{QKV}.weight_scale"][3:4].fill_(torch.nan), f"tensor '{QKV}.weight' of"),
         (lambda t: [t.pop(f"{QKV}.{e}") for e in ("weight_packed", "weight_scale", "weight_shape")], "1 missing"),
     ],
-)
+)  # fmt: skip
 def test_every_tensor_is_accounted_for(tmp_path, change, sentence):
     quantized, _ = write_both(INT4, TINY, tmp_path)
     tensors = load_file(quantized / "model.safetensors")

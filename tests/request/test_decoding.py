@@ -1,7 +1,5 @@
 """Tests of request fields under ``decoding`` and of dlmserve's names for them: precedence, and refusals by path."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -134,11 +132,8 @@ def test_precedence_with_edit():
         assert (got.accept_threshold, got.edit_threshold) == (accept, 0.9)
     got = decode(algorithm="edit")
     assert (got.accept_threshold, got.edit_threshold, got.penalty_lambda, got.max_post_edit_steps) == (
-        0.95,
-        0.4,
-        0.1,
-        7,
-    )
+        0.95, 0.4, 0.1, 7,
+    )  # fmt: skip
 
 
 def test_the_servers_remasking_does_not_reach_other_algorithms():

@@ -1,7 +1,5 @@
 """Tests that types, checks, schema and flags agree with the single declaration of each request field."""
 
-from __future__ import annotations
-
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -21,14 +19,9 @@ from runtime.strategies.registry import make_strategy, strategies
 from tests.request.test_sampling_params import INFO, refused, spec
 
 TYPES = {
-    "integer": {int},
-    "number": {float},
-    "flag": {bool},
-    "text": {str},
-    "texts": {str, Sequence},
-    "ids": {Sequence},
+    "integer": {int}, "number": {float}, "flag": {bool}, "text": {str}, "texts": {str, Sequence}, "ids": {Sequence},
     "object": {Mapping},
-}
+}  # fmt: skip
 BOUNDED = [field for field in PARAMETERS if field.kind in ("integer", "number") and not field.stands_for]
 
 

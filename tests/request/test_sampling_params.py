@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -92,28 +93,17 @@ def short(value) -> str:
 BAD = [
     ("max_tokens", [0, -1, 257, 2**80, 1.0, "7", True, math.nan]),
     ("temperature", [-0.1, math.nan, math.inf, 101, "hot", True, [1]]),
-    ("top_p", [-1e-9, -1, 1.01, math.nan, "1", False]),
-    ("top_k", [-2, 1.5, 2**40, "3", True]),
-    ("seed", [2**64, -(2**63) - 1, 1.5, "a"]),
-    ("stop", [["a", ""], [1], 7, ["x"] * 1000, "x" * 5000, {"a": 1}]),
-    ("ignore_eos", [1, "true"]),
-    ("min_p", [-0.1, 1.1, True, math.nan]),
-    ("stop_token_ids", [5, "5", [True], [1.0], [1] * 200]),
-    ("min_tokens", [-1, 1.5, True]),
+    ("top_p", [-1e-9, -1, 1.01, math.nan, "1", False]), ("top_k", [-2, 1.5, 2**40, "3", True]),
+    ("seed", [2**64, -(2**63) - 1, 1.5, "a"]), ("stop", [["a", ""], [1], 7, ["x"] * 1000, "x" * 5000, {"a": 1}]),
+    ("ignore_eos", [1, "true"]), ("min_p", [-0.1, 1.1, True, math.nan]),
+    ("stop_token_ids", [5, "5", [True], [1.0], [1] * 200]), ("min_tokens", [-1, 1.5, True]),
     ("logit_bias", [[], "x", {"a": 1}, {-1: 1}, {91: 1}, {"91": 1}, {1.0: 1}, {True: 1}, {"1" * 9000: 1}]),
-    ("repetition_penalty", [0, -1, 101, math.inf]),
-    ("presence_penalty", [-2.1, 2.1, False]),
-    ("frequency_penalty", [-2.1, 2.1, math.nan]),
-    ("max_nfe", [0, -3, 1.5, "2"]),
-    ("max_repetition_run", [0, True]),
-    ("n", [0, 129, 1.0]),
-    ("cache_salt", [7, "x" * 300]),
-    ("decoding", [[], "speed", 3]),
-    ("num_denoising_steps", [0, 10, -1, 2.5]),
-    ("block_length", [16, 0, "8"]),
-    ("use_local_leap", [1, "yes"]),
+    ("repetition_penalty", [0, -1, 101, math.inf]), ("presence_penalty", [-2.1, 2.1, False]),
+    ("frequency_penalty", [-2.1, 2.1, math.nan]), ("max_nfe", [0, -3, 1.5, "2"]), ("max_repetition_run", [0, True]),
+    ("n", [0, 129, 1.0]), ("cache_salt", [7, "x" * 300]), ("decoding", [[], "speed", 3]),
+    ("num_denoising_steps", [0, 10, -1, 2.5]), ("block_length", [16, 0, "8"]), ("use_local_leap", [1, "yes"]),
     ("force_single_batch", [1, "no"]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -156,20 +146,12 @@ def test_unsupported_fields_of_logits_processors_are_refused():
 
 
 def test_prompts_are_checked():
-    for prompt, param in (
-        ([], "prompt"),
-        ([1] * 256, "prompt"),
-        ("text", "prompt"),
-        (7, "prompt"),
-        ([1, -1], "prompt[1]"),
-        ([1, 91], "prompt[1]"),
-        ([1, 2, 2**70], "prompt[2]"),
-        ([1.0], "prompt[0]"),
-        ([True], "prompt[0]"),
-        (["1"], "prompt[0]"),
-        ([[1]], "prompt[0]"),
-        ([None], "prompt[0]"),
-    ):
+    cases: list[tuple[Any, str]] = [
+        ([], "prompt"), ([1] * 256, "prompt"), ("text", "prompt"), (7, "prompt"), ([1, -1], "prompt[1]"),
+        ([1, 91], "prompt[1]"), ([1, 2, 2**70], "prompt[2]"), ([1.0], "prompt[0]"), ([True], "prompt[0]"),
+        (["1"], "prompt[0]"), ([[1]], "prompt[0]"), ([None], "prompt[0]"),
+    ]  # fmt: skip
+    for prompt, param in cases:
         refused({}, param, prompt=prompt)
     assert spec(prompt=[95, 90, 0]).prompt == [95, 90, 0]  # the mask's id is an ordinary id here
     assert len(spec(prompt=[1] * 255).prompt) == 255

@@ -1,7 +1,5 @@
 """Tests that the length of a constraint on the answer is checked before the constraint is processed."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -55,11 +53,9 @@ def test_long_schemas_of_tools_are_refused_before_they_are_processed(monkeypatch
 @pytest.mark.parametrize(
     "asked",
     [
-        {"regex": "a" * (MAX_CHARS - 100)},
-        {"choice": ["a" * 60] * 1000},
-        {"json": {"enum": ["a" * 60] * 900}},
+        {"regex": "a" * (MAX_CHARS - 100)}, {"choice": ["a" * 60] * 1000}, {"json": {"enum": ["a" * 60] * 900}},
         {"json": json.dumps({"enum": ["a" * 60] * 900})},
     ],
-)
+)  # fmt: skip
 def test_constraints_just_within_the_limit_are_accepted(asked: dict[str, Any]) -> None:
     assert len(grammar_of(asked, "structured_outputs")) <= MAX_CHARS

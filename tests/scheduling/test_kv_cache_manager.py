@@ -1,7 +1,5 @@
 """Tests of the prefix cache: hashes of page groups, salts, and reuse by requests with equal beginnings."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -23,6 +21,15 @@ def chain_of(cache: KVCacheManager, content: np.ndarray, salt: str = "") -> list
     chain: list[bytes] = []
     cache.extend_page_group_hashes(chain, salt, content, len(content))
     return chain
+
+
+def released(cache: KVCacheManager, chain: list[bytes]) -> list[int]:
+    """Returns page groups that hold the chain and that no request uses."""
+    page_groups = cache.allocate(len(chain))
+    for page_group, key in zip(page_groups, chain, strict=True):
+        cache.cache_page_group(page_group, key)
+    cache.free(page_groups)
+    return page_groups
 
 
 def test_a_chain_that_grows_equals_one_computed_at_once():
@@ -54,10 +61,7 @@ def test_a_match_ends_at_the_first_page_group_that_is_not_cached():
 def test_the_last_page_group_of_a_prefix_is_evicted_first():
     cache = manager()
     chain = chain_of(cache, tokens(1, 2, 3))
-    page_groups = cache.allocate(3)
-    for page_group, key in zip(page_groups, chain, strict=True):
-        cache.cache_page_group(page_group, key)
-    cache.free(page_groups)
+    page_groups = released(cache, chain)
     assert (cache.pages_used, cache.pages_cached) == (0, 6)
     cache.allocate(2)  # one is free, one must be reclaimed
     assert cache.find_longest_prefix(chain) == page_groups[:2]
@@ -65,11 +69,7 @@ def test_the_last_page_group_of_a_prefix_is_evicted_first():
 
 def test_admission_takes_all_or_nothing():
     cache = manager()
-    chain = chain_of(cache, tokens(1, 2))
-    page_groups = cache.allocate(2)
-    for page_group, key in zip(page_groups, chain, strict=True):
-        cache.cache_page_group(page_group, key)
-    cache.free(page_groups)
+    page_groups = released(cache, chain_of(cache, tokens(1, 2)))
     with pytest.raises(OutOfPages):
         cache.allocate_with_prefix(page_groups, 3)  # there are four page groups, two of which are the reused ones
     assert cache.num_available == 4
@@ -120,6 +120,5 @@ def test_a_request_that_waits_for_pages_of_another_continues_if_that_is_aborted(
     first, _ = (run.add(Ask(PROMPT, Params(max_tokens=8), "final")) for _ in range(2))
     run.step()
     run.abort(first)
-    run.drain()
-    run.compare()
+    run.finish()
     assert prefilled(run) == len(PROMPT)

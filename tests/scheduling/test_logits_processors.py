@@ -1,7 +1,5 @@
 """Tests of logits processors and of min-p, in batches with other requests and on a sharded vocabulary."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -21,12 +19,7 @@ BASE = Ask((1, 2, 4, 5, 6), Params(max_tokens=9, ignore_eos=True))
 
 
 def run(setup: Setup, *asks: Ask) -> Run:
-    run = Run(setup)
-    for ask in asks:
-        run.add(ask)
-    run.drain()
-    run.compare()
-    return run
+    return Run(setup).finish(*asks)
 
 
 def test_steps_without_any_are_replayed_and_those_with_one_are_counted() -> None:

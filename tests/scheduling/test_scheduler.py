@@ -1,7 +1,5 @@
 """Tests of the requests and rows that the scheduler selects for each step, on small engines."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 
@@ -44,21 +42,14 @@ class Watched(Run):
 
 
 def watch(setup: Setup, several: list[Ask]) -> Watched:
-    run = Watched(setup)
-    for ask in several:
-        run.add(ask)
-    run.drain()
-    run.compare()
-    return run
+    return Watched(setup).finish(*several)
 
 
 def test_long_prompts_are_chunked_next_to_decoding_requests() -> None:
     run = Watched(Setup(budget=14, max_len=64))
     run.add(Ask(prompt(0, 4), SLOW))
     run.step()
-    run.add(Ask(prompt(1, 38), replace(SLOW, max_tokens=4)))
-    run.drain()
-    run.compare()
+    run.finish(Ask(prompt(1, 38), replace(SLOW, max_tokens=4)))
     rest = 36  # of its prompt, in complete blocks
     for entries in run.entries[1:]:
         rows = {own: (prefill, decode) for own, prefill, decode in entries}
@@ -112,8 +103,7 @@ def test_first_come_first_served_for_pages() -> None:
     run.step()
     assert [r.arrival_index for r in run.engine.scheduler.running] == [0]
     assert [r.arrival_index for r in run.engine.scheduler.waiting] == [1, 2]
-    run.drain()
-    run.compare()
+    run.finish()
     first = [next(n for n, entries in enumerate(run.entries) if own in {o for o, _, _ in entries}) for own in range(3)]
     assert first == sorted(first)
 
@@ -125,7 +115,6 @@ def test_pinned_answers_end_after_a_preemption(strategy: str, prefix_caching: bo
     setup = Setup(strategy=strategy, page=1, pages=43, budget=256, max_len=40, prefix_caching=prefix_caching)
     ask = pinned_ask(strategy, prompt(0, 4), 20)
     run = run_all(setup, [replace(ask, report=report) for report in ("final", "stable", "denoise")])
-    run.compare()
     assert (run.engine.scheduler.preemptions > 0) == (strategy != "full")
 
 
@@ -140,7 +129,6 @@ def test_a_pinned_answer_as_long_as_the_pool_is_admitted_again(strategy: str, pr
     )
     first = Ask((0,), Params(max_tokens=22, ignore_eos=True, sub_block_size=8, algorithm=algorithm_for(strategy)))
     run = run_all(setup, [first, pinned_ask(strategy, prompt(0, 24), 16)])
-    run.compare()
     assert (run.engine.scheduler.preemptions > 0) == (strategy != "full")
 
 
@@ -195,8 +183,7 @@ def test_prefix_hits() -> None:
     salted = run.add(replace(ask, salt="tenant"))
     other = run.add(Ask((7, *ask.prompt[1:]), SLOW))
     aligned = run.add(Ask(ask.prompt[:16], SLOW))
-    run.drain()
-    run.compare()
+    run.finish()
     hits = {id: run.received[id].outputs[0].cached_tokens for id in run.received}
     # complete pages of 8 within the complete blocks of the prompt; committed blocks of an answer are hits too
     assert hits == {"r0": 0, again: 16, longer: 24, salted: 0, other: 0, aligned: 16}
@@ -210,8 +197,7 @@ def test_mask_ids_of_a_cached_prompt_are_no_hit_for_masks_of_an_answer(page: int
     stem = prompt(0, 22)  # ends within a block, and within a page of 8 whose first block is complete
     run = run_all(setup, [Ask((*stem, *[setup.mask] * 2), replace(SLOW, max_tokens=4))])
     id = run.add(Ask(stem, SLOW))
-    run.drain()
-    run.compare()
+    run.finish()
     assert run.received[id].outputs[0].cached_tokens == (16 if page == 8 else 20)
 
 
@@ -234,8 +220,7 @@ def test_cached_pages_are_reclaimed_least_recently_used_first() -> None:
     run.add(Ask(prompt(3, 13), short))
     run.drain()
     old = [run.add(Ask(prompt(n, 13), short)) for n in (0, 1)]
-    run.drain()
-    run.compare()
+    run.finish()
     assert [run.received[id].outputs[0].cached_tokens for id in ("r3", *old)] == [12, 12, 8]
 
 
@@ -291,5 +276,4 @@ def test_a_request_with_exclusive_batches_does_not_wait_for_later_ones() -> None
     mine = [n for n, entries in enumerate(run.entries) if [own for own, _, _ in entries] == [0]]
     assert len(mine) >= 18
     assert max(later - earlier for earlier, later in pairwise(mine)) == 2
-    run.drain()
-    run.compare()
+    run.finish()

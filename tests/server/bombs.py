@@ -1,7 +1,5 @@
 """Request bodies just over the limits on their shape, and the largest that these allow."""
 
-from __future__ import annotations
-
 from runtime.server.preprocessing.request_body import (
     MAX_BODY,
     MAX_CONTAINERS,
@@ -75,10 +73,7 @@ LARGEST: dict[str, tuple[str, bytes]] = {
     "ids": (OWN, many(b'{"prompt":[', b"123456", b"]}", MAX_VALUES - _SPARE)),
     "ids and a string": (OWN, many(b'{"prompt":[', b"123456", b',"x"]}', MAX_VALUES - _SPARE)),
     "tokens": (IDS, many(b'{"tokens":[', b'""', b"]}", MAX_STRINGS - _SPARE)),
-    "numbers": (
-        CHAT,
-        many(_ONE + b'"chat_template_kwargs":{"a":[', b"1.5e1", b"]}}", MAX_VALUES - _SPARE),
-    ),
+    "numbers": (CHAT, many(_ONE + b'"chat_template_kwargs":{"a":[', b"1.5e1", b"]}}", MAX_VALUES - _SPARE)),
     "prompts of ids": (TEXT, many(b'{"prompt":[', b"[1]", b"]}", MAX_CONTAINERS - _SPARE)),
     "long numbers": (OWN, many(b'{"prompt":[', b"9" * MAX_DIGITS, b"]}")),
     "numbers of 30 digits": (OWN, many(b'{"prompt":"x","stop_token_ids":[', b"9" * 30, b"]}")),
@@ -98,4 +93,4 @@ LARGEST: dict[str, tuple[str, bytes]] = {
     "escapes of every kind": (OWN, filled(b'{"prompt":"', b'\\\\\\"', b'"}')),
     "a long key": (OWN, filled(b'{"', b"x", b'":1}')),
     "spaces": (OWN, filled(b'{"max_tokens":1,"prompt":', b" ", b'"x"}')),
-}
+}  # fmt: skip

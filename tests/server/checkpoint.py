@@ -1,7 +1,5 @@
 """A tiny random LLaDA2 checkpoint with a byte-level tokenizer, written without torch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -13,34 +11,14 @@ SPECIAL = ("<|mask|>", "<|endoftext|>", "<|role_end|>", "<role>", "</role>")
 BYTES = 256
 MASK, EOS = BYTES, BYTES + 1
 CONFIG = {
-    "model_type": "llada2_moe",
-    "architectures": ["LLaDA2MoeModelLM"],
-    "block_size": 8,
-    "vocab_size": 264,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "num_experts": 4,
-    "num_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "moe_intermediate_size": 16,
-    "first_k_dense_replace": 1,
-    "pad_token_id": EOS,
-    "eos_token_id": EOS,
-    "mask_token_id": MASK,
-    "max_position_embeddings": 512,
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 0.5,
-    "routed_scaling_factor": 2.5,
-    "norm_topk_prob": True,
-    "rms_norm_eps": 1e-6,
+    "model_type": "llada2_moe", "architectures": ["LLaDA2MoeModelLM"], "block_size": 8, "vocab_size": 264,
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "num_experts": 4, "num_shared_experts": 1, "num_experts_per_tok": 2,
+    "n_group": 2, "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1, "pad_token_id": EOS,
+    "eos_token_id": EOS, "mask_token_id": MASK, "max_position_embeddings": 512, "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
-}
+}  # fmt: skip
 TEMPLATE = (
     "{% for m in messages %}<role>{{ m['role'] }}</role>{{ m['content'] }}<|role_end|>{% endfor %}"
     "{% if add_generation_prompt %}<role>assistant</role>{% endif %}"

@@ -1,7 +1,5 @@
 """The chat APIs behind one interface: requests with scripted answers, and the answers as clients read them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, NamedTuple
 
@@ -11,11 +9,8 @@ from tests.server.harness import sse, sse_events
 
 CHAT, RESPONSES, MESSAGES = ROUTES = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 CITY = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
+    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False,
+}  # fmt: skip
 NO_PARAMETERS = {"type": "object", "properties": {}}
 # The names that differ from those of chat completions.
 _NAMES: dict[str, dict[str, str]] = {

@@ -12,8 +12,6 @@ Salts:
 Loading waits at 50% for the file at the path in `LOAD_VARIABLE`.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any
@@ -100,14 +98,10 @@ class FakeEngine:
                 new = range(done - 1, done) if spec.stream_mode != "final" else range(done)
                 outputs.append(
                     EngineOutput(
-                        id=spec.id,
-                        nfe=done,
-                        new_tokens=[LETTERS[i % 3] for i in new],
-                        finish_reason="length" if last else None,
-                        cached_tokens=0,
-                        queue_seconds=0.0,
+                        id=spec.id, nfe=done, new_tokens=[LETTERS[i % 3] for i in new],
+                        finish_reason="length" if last else None, cached_tokens=0, queue_seconds=0.0,
                     )
-                )
+                )  # fmt: skip
 
     def stats(self) -> EngineStats:
         live = len(self.live)

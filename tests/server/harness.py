@@ -38,15 +38,9 @@ class ServerProcess:
     """A server process, ``python -m MODULE ARGS``, on a free port."""
 
     def __init__(
-        self,
-        *args: str,
-        module: str | None = None,
-        env: dict[str, str] | None = None,
-        files: int | None = None,
-        limits: dict[str, float] | None = None,
-        program: tuple[str, ...] = (),
-        cwd: Path = ROOT,
-    ) -> None:
+        self, *args: str, module: str | None = None, env: dict[str, str] | None = None, files: int | None = None,
+        limits: dict[str, float] | None = None, program: tuple[str, ...] = (), cwd: Path = ROOT,
+    ) -> None:  # fmt: skip
         """Starts the process.
 
         Args:
@@ -64,12 +58,9 @@ class ServerProcess:
             command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
         clean = {k: v for k, v in os.environ.items() if not k.startswith("UNMASK_")}
         self.process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            stderr=self.log_file,
-            stdout=self.log_file,
+            command, cwd=cwd, stderr=self.log_file, stdout=self.log_file,
             env={**clean, VARIABLE: json.dumps(limits or {}), **(env or {})},
-        )
+        )  # fmt: skip
         self.port = 0
         self.headers: dict[str, str] = {}
 
@@ -95,14 +86,9 @@ class ServerProcess:
     def async_client(self, **options: Any) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
         return httpx.AsyncClient(
-            base_url=self.url,
-            timeout=TIMEOUT,
-            headers=self.headers,
-            limits=limits,
-            trust_env=False,
-            verify=False,
+            base_url=self.url, timeout=TIMEOUT, headers=self.headers, limits=limits, trust_env=False, verify=False,
             **options,
-        )
+        )  # fmt: skip
 
     def until(self, condition: Callable[[], T], message: str = "") -> T:
         """Waits until a condition that sends requests is true. A request without an answer counts as false."""

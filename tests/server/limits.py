@@ -5,8 +5,6 @@ same way. `serving` of the harness starts servers by this module. A test of a li
 `serving(limits={...})`.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -44,22 +42,16 @@ RAISED: dict[str, dict[str, Any]] = {
         "runtime.server.http_server.ERROR_WRITE_SECONDS": 60.0,
         "runtime.server.middleware.tracing.CLOSING_SECONDS": 60.0,
     },
-    "backend": {
-        "runtime.executor.monitor.SILENCE_SECONDS": 60.0,
-        "runtime.server.engine_client.ipc_protocol.FRONTEND_SILENCE_SECONDS": HOUR,
-        "runtime.server.engine_process.channel.REASON_SECONDS": 60.0,
-    },
-}
+    "backend": {"runtime.executor.monitor.SILENCE_SECONDS": 60.0,
+                "runtime.server.engine_client.ipc_protocol.FRONTEND_SILENCE_SECONDS": HOUR,
+                "runtime.server.engine_process.channel.REASON_SECONDS": 60.0},
+}  # fmt: skip
 TRIALS = {"compile_seconds": 120.0, "translate_seconds": 60.0, "answer_seconds": HOUR, "start_seconds": HOUR}
 MASKS = {"seconds": HOUR, "token_seconds": 0.0}
 CONNECTIONS = {
-    "head_seconds": 300.0,
-    "body_seconds": 300.0,
-    "idle_seconds": 300.0,
-    "stall_seconds": 300.0,
-    "drain_seconds": 300.0,
+    "head_seconds": 300.0, "body_seconds": 300.0, "idle_seconds": 300.0, "stall_seconds": 300.0, "drain_seconds": 300.0,
     "quiet_seconds": 60.0,
-}
+}  # fmt: skip
 
 
 def raise_limits(role: str) -> None:

@@ -1,7 +1,5 @@
 """Checks a server's event loop under heavy requests: requests `/health` repeatedly on a separate connection."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import socket

@@ -4,8 +4,6 @@ Tokens become stable in runs of random lengths, drawn from the request's seed. S
 special ids.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any
@@ -22,12 +20,9 @@ class ScriptedEngine(FakeEngine):
     def __init__(self, configure: Configure, progress: Any, lost: Any) -> None:
         super().__init__(configure, progress, lost)
         self.info = msgspec.structs.replace(
-            self.info,
-            reasoning="think",
-            structured_output_error="scripts know no grammars",
-            vocab_size=272,
+            self.info, reasoning="think", structured_output_error="scripts know no grammars", vocab_size=272,
             max_token_id=271,
-        )
+        )  # fmt: skip
         self.tokenizer = make_tokenizer(tagged=True)
         self.scripts: dict[str, list[int]] = {}
 
@@ -59,12 +54,8 @@ class ScriptedEngine(FakeEngine):
                 self.abort(spec.id)
             outputs.append(
                 EngineOutput(
-                    id=spec.id,
-                    nfe=done + 1,
-                    new_tokens=[token for token in new if token != EOS],
-                    finish_reason=("stop" if eos else "length") if ended else None,
-                    cached_tokens=0,
-                    queue_seconds=0.0,
+                    id=spec.id, nfe=done + 1, new_tokens=[token for token in new if token != EOS],
+                    finish_reason=("stop" if eos else "length") if ended else None, cached_tokens=0, queue_seconds=0.0,
                     eos=eos,
                 )
-            )
+            )  # fmt: skip

@@ -1,7 +1,5 @@
 """Acceptors take all pending connections in a few iterations of the event loop, and share a listener fairly."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -117,14 +115,11 @@ async def test_connections_are_accepted_where_the_system_reports_no_queue(
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.EMFILE, "raise the limit of open files (ulimit -n)"),
-        (errno.ENFILE, "fs.file-max"),
-        (errno.ENOBUFS, "the kernel has no memory for sockets"),
-        (errno.ENOMEM, "the kernel has no memory for sockets"),
-        (errno.EPERM, "a firewall"),
-        (errno.EIO, f"see errno {errno.EIO}"),
+        (errno.EMFILE, "raise the limit of open files (ulimit -n)"), (errno.ENFILE, "fs.file-max"),
+        (errno.ENOBUFS, "the kernel has no memory for sockets"), (errno.ENOMEM, "the kernel has no memory for sockets"),
+        (errno.EPERM, "a firewall"), (errno.EIO, f"see errno {errno.EIO}"),
     ],
-)
+)  # fmt: skip
 @on_uvloop
 async def test_an_error_of_accept_is_logged_once_with_its_cause(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int, advice: str

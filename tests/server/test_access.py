@@ -1,7 +1,5 @@
 """Tests of the log: its lines of requests and of the load, and text that must not be in it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

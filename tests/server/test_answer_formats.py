@@ -1,7 +1,5 @@
 """Tests of `response_format` and its aliases: a schema is enforced in every notation, and unknown keys are reported."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -17,20 +15,15 @@ from tests.server.dialects import CHAT, MESSAGES, RESPONSES, ask, read, request
 from tests.server.harness import ServerProcess
 
 SCHEMA = {
-    "type": "object",
-    "properties": {"zip": {"type": "integer"}},
-    "required": ["zip"],
-    "additionalProperties": False,
-}
+    "type": "object", "properties": {"zip": {"type": "integer"}}, "required": ["zip"], "additionalProperties": False,
+}  # fmt: skip
 ASKED = "Write JSON for a person named Bob."
 # The model of each route, and the path of the format.
 ROUTES: dict[str, tuple[Any, str]] = {
-    CHAT: (ChatRequest, "response_format"),
-    "/v1/completions": (CompletionRequest, "response_format"),
-    "/generate": (GenerateRequest, "response_format"),
-    RESPONSES: (ResponsesRequest, "text.format"),
+    CHAT: (ChatRequest, "response_format"), "/v1/completions": (CompletionRequest, "response_format"),
+    "/generate": (GenerateRequest, "response_format"), RESPONSES: (ResponsesRequest, "text.format"),
     MESSAGES: (MessagesRequest, "output_config.format"),
-}
+}  # fmt: skip
 NESTED = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
 FLAT = {"type": "json_schema", "name": "s", "schema": SCHEMA}
 

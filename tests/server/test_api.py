@@ -1,7 +1,5 @@
 """End-to-end tests of the routes: real processes, sockets and engine, and the unmodified ``openai`` client."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

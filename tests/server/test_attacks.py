@@ -128,15 +128,12 @@ HEAD = 2**17  # bytes of a head that does not end, twice the limit
 GET = b"GET / HTTP/1.1\r\n"
 CHUNKED = b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 LONG = {
-    "header lines": GET + b"a:\r\n" * (HEAD // 4),
-    "one header": GET + b"a: " + b"x" * HEAD,
-    "header name": GET + b"x" * HEAD,
-    "address": b"GET /" + b"x" * HEAD,
-    "trailers": CHUNKED + b"0\r\n" + b"a: b\r\n" * (HEAD // 6),
-    "one trailer": CHUNKED + b"0\r\na: " + b"x" * HEAD,
+    "header lines": GET + b"a:\r\n" * (HEAD // 4), "one header": GET + b"a: " + b"x" * HEAD,
+    "header name": GET + b"x" * HEAD, "address": b"GET /" + b"x" * HEAD,
+    "trailers": CHUNKED + b"0\r\n" + b"a: b\r\n" * (HEAD // 6), "one trailer": CHUNKED + b"0\r\na: " + b"x" * HEAD,
     "upgrade": GET + b"Connection: Upgrade\r\nUpgrade: h2c\r\n" + b"a:\r\n" * (HEAD // 4),
     "chunk extension": CHUNKED + b"5;" + b"x" * HEAD,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", LONG)

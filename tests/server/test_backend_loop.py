@@ -1,7 +1,5 @@
 """Tests of a backend's loop: when it sends the outputs of its engine, and when it captures CUDA graphs."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any

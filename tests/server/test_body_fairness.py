@@ -1,7 +1,5 @@
 """Tests that large bodies of one API key, which are costly to parse, delay but do not displace those of another key."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -4,8 +4,6 @@ The bound is an order of magnitude above what an idle machine takes, and one bel
 The tests check that other requests are answered meanwhile. `make siege` measures how soon, for its own attacks.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

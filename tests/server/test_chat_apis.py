@@ -1,7 +1,5 @@
 """Answers with text, reasoning and tool calls on each chat API, complete and streamed, with scripted answers."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -167,12 +165,8 @@ def test_blocks_of_a_message(client: httpx.Client) -> None:
     stopped = request(MESSAGES, say(THOUGHT), stop=["two", "STOP"])
     taken = client.post(MESSAGES, json=stopped).json()
     assert (taken["stop_reason"], taken["stop_sequence"]) == ("stop_sequence", "STOP")
-    assert (
-        client.post(MESSAGES, json=request(MESSAGES, say(ROME), max_tokens=1, **tools(MESSAGES, "weather"))).json()[
-            "content"
-        ]
-        == []
-    )
+    cut = request(MESSAGES, say(ROME), max_tokens=1, **tools(MESSAGES, "weather"))
+    assert client.post(MESSAGES, json=cut).json()["content"] == []
 
 
 @pytest.mark.parametrize("value", ['"\\ud800"', "[" * 62 + "]" * 62])

@@ -1,7 +1,5 @@
 """Tests of clients that disconnect or read slowly: requests are aborted, pages are freed, and others are served."""
 
-from __future__ import annotations
-
 import json
 import socket
 
@@ -24,11 +22,9 @@ def connect(server: ServerProcess, route: str, body: dict[str, object]) -> socke
 
 LONG_CHAT = {"messages": [{"role": "user", "content": "long"}], "max_tokens": 400, **LONG_ANSWER}
 ROUTES: dict[str, dict[str, object]] = {
-    "/generate": LONG,
-    "/v1/chat/completions": LONG_CHAT,
-    "/v1/messages": LONG_CHAT,
+    "/generate": LONG, "/v1/chat/completions": LONG_CHAT, "/v1/messages": LONG_CHAT,
     "/v1/responses": {"input": "long", "max_output_tokens": 400, **LONG_ANSWER},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("stream", [False, True])

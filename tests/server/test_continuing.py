@@ -1,7 +1,5 @@
 """Tests of answers that continue the assistant's message at the end of the request."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

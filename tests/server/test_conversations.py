@@ -1,7 +1,5 @@
 """The conversation of each chat API becomes messages of a chat template. What the server ignores is named."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -4,8 +4,6 @@ One child process converts the tokenizer, and no other process imports transform
 checkpoint with tokenizer.json.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

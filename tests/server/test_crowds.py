@@ -1,7 +1,5 @@
 """Tests of many connections at once: which are evicted, what probe slots serve, how much memory all may hold."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json
@@ -193,17 +191,10 @@ def test_the_order_in_which_connections_are_evicted() -> None:
         return SimpleNamespace(phase=phase, since=since, transport=transport)
 
     order = [
-        waiting(Phase.DRAINING, 9),
-        waiting(Phase.HEAD, 7),
-        waiting(Phase.HEAD, 8),
-        waiting(Phase.IDLE, 6),
-        waiting(Phase.BODY, 5),
-        waiting(Phase.IDLE, 4, moved=4),
-        waiting(Phase.CLOSING, 3, moved=5),
-        waiting(Phase.IDLE, 2, moved=6),
-        waiting(Phase.ANSWER, 1, moved=3),
-        waiting(Phase.ANSWER, 0, moved=7),
-    ]
+        waiting(Phase.DRAINING, 9), waiting(Phase.HEAD, 7), waiting(Phase.HEAD, 8), waiting(Phase.IDLE, 6),
+        waiting(Phase.BODY, 5), waiting(Phase.IDLE, 4, moved=4), waiting(Phase.CLOSING, 3, moved=5),
+        waiting(Phase.IDLE, 2, moved=6), waiting(Phase.ANSWER, 1, moved=3), waiting(Phase.ANSWER, 0, moved=7),
+    ]  # fmt: skip
     keys = [eviction_key(connection) for connection in order]  # type: ignore[arg-type]
     assert keys == sorted(set(keys))
 
@@ -250,15 +241,12 @@ def test_incomplete_heads_are_evicted_before_an_answer() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        KEEP_ALIVE * 500,
-        b"GET /half",
-        b"POST /refuse HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
+        KEEP_ALIVE * 500, b"GET /half", b"POST /refuse HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
         b"POST /x HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
         b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 300 + b"\r\n",
-        b"NONSENSE\r\n\r\n",
-        GET,
+        b"NONSENSE\r\n\r\n", GET,
     ],
-)
+)  # fmt: skip
 def test_memory_of_connections_is_released(data: bytes) -> None:
     """Reference cycles would hold an attacker's memory until the next full collection."""
     with wired() as server:

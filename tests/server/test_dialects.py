@@ -1,7 +1,5 @@
 """``/v1/responses`` and ``/v1/messages`` with the clients of their vendors: objects, events, errors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

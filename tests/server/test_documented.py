@@ -1,7 +1,5 @@
 """Tests that real answers and events match the OpenAPI document: every field is documented, none is missing."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any
@@ -47,21 +45,14 @@ STREAMS = [
     ("server", "/generate", {"prompt": "a b", **SHORT, "stream_mode": "block_append"}),
 ]
 SMALL: list[tuple[str, str, Any, int]] = [
-    ("GET", "/health", None, 200),
-    ("GET", "/ready", None, 200),
-    ("GET", "/startup", None, 200),
-    ("GET", "/v1/models", None, 200),
-    ("GET", "/v1/models/tiny", None, 200),
-    ("GET", "/v1/models/other", None, 404),
-    ("GET", "/tokenizer_info", None, 200),
-    ("POST", "/tokenize", {"prompt": "a b"}, 200),
+    ("GET", "/health", None, 200), ("GET", "/ready", None, 200), ("GET", "/startup", None, 200),
+    ("GET", "/v1/models", None, 200), ("GET", "/v1/models/tiny", None, 200), ("GET", "/v1/models/other", None, 404),
+    ("GET", "/tokenizer_info", None, 200), ("POST", "/tokenize", {"prompt": "a b"}, 200),
     ("POST", "/detokenize", {"tokens": [64, 65, 256], "return_bytes": True}, 200),
-    ("POST", "/v1/completions", {"prompt": 1}, 400),
-    ("POST", "/v1/messages", {"messages": 1}, 400),
-    ("POST", "/v1/messages/count_tokens", {"messages": ASK}, 200),
-    ("POST", "/start_profile", None, 409),
+    ("POST", "/v1/completions", {"prompt": 1}, 400), ("POST", "/v1/messages", {"messages": 1}, 400),
+    ("POST", "/v1/messages/count_tokens", {"messages": ASK}, 200), ("POST", "/start_profile", None, 409),
     ("POST", "/v1/completions", {"prompt": "a b", "max_tokens": 3, "echo": True, "logprobs": 1}, 200),
-]
+]  # fmt: skip
 
 
 def closed(document: Document) -> Document:

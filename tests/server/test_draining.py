@@ -1,7 +1,5 @@
 """Tests of draining, over connections without sockets: which requests are unfinished, which pipelined ones start."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from types import SimpleNamespace

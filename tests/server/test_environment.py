@@ -1,7 +1,5 @@
 """Tests of process-wide settings: the server makes them, and the import of its modules does not."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tests of work outside the event loop: its order, its fairness among tenants, its end with its client."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

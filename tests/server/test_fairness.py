@@ -1,7 +1,5 @@
 """Tests of fairness between large and small requests: capacity of the queue, scheduling, the time limit."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 import threading

@@ -1,7 +1,5 @@
 """What clients send beyond the API: fields without effect or unknown, integers as floats, limits beyond the model."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -45,15 +43,13 @@ def test_calls_are_not_lost_with_a_template_without_tools(client: httpx.Client, 
 
 
 NEUTRAL: dict[str, dict[str, Any]] = {
-    CHAT: {
-        "min_p": 0, "skip_special_tokens": True, "echo": False, "safety_identifier": "me", "prompt_cache_key": "k",
-        "reasoning_effort": "low", "frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
-        "min_tokens": 0, "logit_bias": {}, "logprobs": False, "top_logprobs": None, "n": 1, "user": "me",
-        "tools": [tool(CHAT)], "tool_choice": "none", "parallel_tool_calls": True, "verbosity": "medium",
-        "functions": None, "prediction": {"type": "content", "content": "x"}, "use_beam_search": False,
-        "length_penalty": 1.0, "response_format": {"type": "text"}, "metadata": {"a": "b"}, "store": False,
-        "service_tier": "auto", "stop_token_ids": [], "modalities": ["text"], "max_completion_tokens": 4,
-    },
+    CHAT: {"min_p": 0, "skip_special_tokens": True, "echo": False, "safety_identifier": "me", "prompt_cache_key": "k",
+           "reasoning_effort": "low", "frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
+           "min_tokens": 0, "logit_bias": {}, "logprobs": False, "top_logprobs": None, "n": 1, "user": "me",
+           "tools": [tool(CHAT)], "tool_choice": "none", "parallel_tool_calls": True, "verbosity": "medium",
+           "functions": None, "prediction": {"type": "content", "content": "x"}, "use_beam_search": False,
+           "length_penalty": 1.0, "response_format": {"type": "text"}, "metadata": {"a": "b"}, "store": False,
+           "service_tier": "auto", "stop_token_ids": [], "modalities": ["text"], "max_completion_tokens": 4},
     TEXT: {"echo": False, "best_of": 1, "suffix": "", "logprobs": None},
     RESPONSES: {
         "store": True, "truncation": "disabled", "background": False, "include": ["reasoning.encrypted_content"],
@@ -62,11 +58,9 @@ NEUTRAL: dict[str, dict[str, Any]] = {
         "text": {"format": {"type": "text"}, "verbosity": "medium"}, "previous_response_id": None,
         "response_format": None, "stream_mode": None,
     },
-    MESSAGES: {
-        "service_tier": "auto", "thinking": {"type": "disabled"}, "output_config": {"effort": "low"},
-        "tools": [tool(MESSAGES)], "tool_choice": {"type": "none"}, "mcp_servers": [],
-        "cache_control": {"type": "ephemeral"},
-    },
+    MESSAGES: {"service_tier": "auto", "thinking": {"type": "disabled"}, "output_config": {"effort": "low"},
+               "tools": [tool(MESSAGES)], "tool_choice": {"type": "none"}, "mcp_servers": [],
+               "cache_control": {"type": "ephemeral"}},
 }  # fmt: skip
 
 
@@ -217,16 +211,11 @@ def test_a_base_url_without_v1_serves_too(server: ServerProcess) -> None:
 @pytest.mark.parametrize(
     ("path", "suggestion"),
     [
-        ("/v1/chat/completion", "/v1/chat/completions"),
-        ("/v1/v1/chat/completions", "/v1/chat/completions"),
-        ("/v1/message", "/v1/messages"),
-        ("/genrate", "/generate"),
-        ("/v1/chat/completions/", "/v1/chat/completions"),
-        ("/wp-login.php", None),
-        ("/" + "v1/chat/completions" * 4, None),
-        ("/%20%0a", None),
+        ("/v1/chat/completion", "/v1/chat/completions"), ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/message", "/v1/messages"), ("/genrate", "/generate"), ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/wp-login.php", None), ("/" + "v1/chat/completions" * 4, None), ("/%20%0a", None),
     ],
-)
+)  # fmt: skip
 def test_an_unknown_route_suggests_a_similar_one(client: httpx.Client, path: str, suggestion: str | None) -> None:
     answer = client.post(path, json={})
     assert answer.status_code == 404
@@ -237,12 +226,10 @@ def test_an_unknown_route_suggests_a_similar_one(client: httpx.Client, path: str
 
 # Further fields for those that exclude another field of the body, or need one.
 MORE: dict[str, dict[str, Any]] = {
-    "top_logprobs": {"logprobs": True},
-    "max_completion_tokens": {"max_tokens": None},
-    "num_denoising_steps": {"max_tokens": 64},
-    "local_leap_radius": {"use_local_leap": True},
+    "top_logprobs": {"logprobs": True}, "max_completion_tokens": {"max_tokens": None},
+    "num_denoising_steps": {"max_tokens": 64}, "local_leap_radius": {"use_local_leap": True},
     "prompt_logprobs_stride": {"echo": True, "logprobs": 1},
-}
+}  # fmt: skip
 
 
 def kinds(schema: dict[str, Any]) -> set[str]:
@@ -301,15 +288,11 @@ def test_integers_within_other_fields_accept_integral_floats(
 
 # Each route, the name of its token limit, and further fields.
 LIMITS: list[tuple[str, str, dict[str, Any]]] = [
-    (CHAT, "max_tokens", {}),
-    (CHAT, "max_completion_tokens", {"max_tokens": None}),
-    (TEXT, "max_tokens", {}),
+    (CHAT, "max_tokens", {}), (CHAT, "max_completion_tokens", {"max_tokens": None}), (TEXT, "max_tokens", {}),
     (TEXT, "max_tokens", {"prompt": "x" * 480, "suffix": "more", "logit_bias": None}),
-    (RESPONSES, "max_output_tokens", {}),
-    (MESSAGES, "max_tokens", {}),
-    (GENERATE, "max_tokens", {}),
+    (RESPONSES, "max_output_tokens", {}), (MESSAGES, "max_tokens", {}), (GENERATE, "max_tokens", {}),
     (GENERATE, "max_tokens", {"prompt": None, "messages": [USER]}),
-]
+]  # fmt: skip
 LENGTH = 512  # of the tiny model, prompt and answer together
 
 

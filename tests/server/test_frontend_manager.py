@@ -1,7 +1,5 @@
 """Tests of the parent of frontend processes: which processes it replaces, and how it responds to messages."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

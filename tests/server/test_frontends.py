@@ -1,7 +1,5 @@
 """Tests of several processes that serve HTTP with the same backends, which clients see as one server."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import json

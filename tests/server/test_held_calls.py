@@ -1,7 +1,5 @@
 """Tests of tool calls that a grammar constrains to their schemas, on the shipped demo: they parse in any case."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of inputs other than a prompt: texts with holes, a suffix, messages, text without a template; and of pages."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of bearer keys: which routes need one, several keys at once, rotation by file, and CORS."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

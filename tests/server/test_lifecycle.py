@@ -1,7 +1,5 @@
 """Tests of the start and end of a server: errors in one sentence, draining, several servers per host, its memory."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 import os

@@ -1,7 +1,5 @@
 """Tests of the listening socket: its default, its address families, the logged URL, and the addresses of clients."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -77,22 +75,17 @@ def test_a_wildcard_accepts_both_families(host: str) -> None:
         assert describe(listener) == "all IPv4 and IPv6 addresses"
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
-def test_an_ipv4_address_accepts_only_ipv4(host: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "own", "other", "reason"),
+    [*((host, "127.0.0.1", "::1", "refused|unreachable|assign") for host in ("0.0.0.0", "127.0.0.1")),
+     *(pytest.param(host, "::1", "127.0.0.1", "refused", marks=needs_ipv6) for host in ("::1", "[::1]"))],
+)  # fmt: skip
+def test_an_address_accepts_only_its_family(host: str, own: str, other: str, reason: str) -> None:
     with listen(host, 0) as listener:
-        assert listener.family == socket.AF_INET
-        assert accepts(listener, "127.0.0.1") == "127.0.0.1"
-        with pytest.raises(OSError, match=r"refused|unreachable|assign"):
-            accepts(listener, "::1")
-
-
-@needs_ipv6
-@pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_an_ipv6_address_accepts_only_ipv6(host: str) -> None:
-    with listen(host, 0) as listener:
-        assert accepts(listener, "::1") == "::1"
-        with pytest.raises(ConnectionRefusedError):
-            accepts(listener, "127.0.0.1")
+        assert listener.family == (socket.AF_INET6 if ":" in own else socket.AF_INET)
+        assert accepts(listener, own) == own
+        with pytest.raises(OSError, match=reason):
+            accepts(listener, other)
 
 
 @pytest.mark.parametrize(
@@ -139,18 +132,11 @@ def test_a_port_in_use_is_refused_with_the_fix(taken: str, host: str) -> None:
 @pytest.mark.parametrize(
     ("host", "advice"),
     [
-        ("https://example.com", True),
-        ("http://[::1]:8000", True),
-        ("localhost:8000", True),
-        ("[::1]:8000", True),
-        ("example.com/path", True),
-        ("256.1.1.1", False),
-        ("fe80::1%nosuchdevice", False),
-        ("2001:db8::dead", False),
-        ("." * 300, False),
-        ("a" * 70, False),
+        ("https://example.com", True), ("http://[::1]:8000", True), ("localhost:8000", True), ("[::1]:8000", True),
+        ("example.com/path", True), ("256.1.1.1", False), ("fe80::1%nosuchdevice", False), ("2001:db8::dead", False),
+        ("." * 300, False), ("a" * 70, False),
     ],
-)
+)  # fmt: skip
 def test_an_address_that_this_host_lacks_is_refused_by_the_flags_name(host: str, advice: bool) -> None:
     with pytest.raises(ConfigError, match=r"--host .* cannot be listened on") as refusal:
         listen(host, 0)
@@ -184,14 +170,11 @@ def test_the_logged_url_can_be_opened_on_this_machine(host: str, url: str, reach
 @pytest.mark.parametrize(
     ("address", "logged"),
     [
-        ("::ffff:10.0.0.1", "10.0.0.1"),
-        ("10.0.0.1", "10.0.0.1"),
-        ("::1", "::1"),
-        ("2001:db8::ffff:1", "2001:db8::ffff:1"),
-        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("::ffff:10.0.0.1", "10.0.0.1"), ("10.0.0.1", "10.0.0.1"), ("::1", "::1"),
+        ("2001:db8::ffff:1", "2001:db8::ffff:1"), ("fe80::1%eth0", "fe80::1%eth0"),
         ("::ffff:0:a00:1", "::ffff:0:a00:1"),
     ],
-)
+)  # fmt: skip
 def test_a_mapped_address_is_logged_as_ipv4(address: str, logged: str) -> None:
     assert unmapped(address) == logged
 

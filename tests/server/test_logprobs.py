@@ -1,7 +1,5 @@
 """Tests of log-probabilities in responses: complete and streamed, of answers and of prompts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

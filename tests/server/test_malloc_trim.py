@@ -1,7 +1,5 @@
 """Tests of when memory is returned to the system: after it has grown, whatever the cause, once the process is idle."""
 
-from __future__ import annotations
-
 from runtime.server.http_protocol.malloc_trim import MIN_GROWTH, MIN_INTERVAL, STABLE_SECONDS, MallocTrimmer
 
 MB = 2**20

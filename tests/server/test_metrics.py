@@ -1,7 +1,5 @@
 """Tests of metrics: their labels, the cost of rendering them, and the sums of several frontend processes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tests with valid and invalid requests generated from the OpenAPI document: only documented statuses and answers."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -27,25 +25,14 @@ from tests.wait import TIMEOUT
 
 # All checks of a single answer but `positive_data_acceptance`: fields that a schema allows may exclude each other.
 CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    negative_data_rejection,
-    response_schema_conformance,
-    response_headers_conformance,
-]
+    not_a_server_error, status_code_conformance, content_type_conformance, negative_data_rejection,
+    response_schema_conformance, response_headers_conformance,
+]  # fmt: skip
 OPERATIONS = [
-    ("POST", "/generate"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/completions"),
-    ("POST", "/v1/responses"),
-    ("POST", "/v1/messages"),
-    ("POST", "/v1/messages/count_tokens"),
-    ("POST", "/v1/infill"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
-    ("GET", "/v1/models/{name}"),
-]
+    ("POST", "/generate"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"), ("POST", "/v1/infill"), ("POST", "/tokenize"),
+    ("POST", "/detokenize"), ("GET", "/v1/models/{name}"),
+]  # fmt: skip
 
 
 # Any client error rejects an invalid body: a random one may be over the size limit (413), which is checked first.

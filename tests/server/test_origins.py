@@ -1,7 +1,5 @@
 """Tests that a server without keys refuses pages of other origins and serves clients that are no browsers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +40,14 @@ NAMED: dict[str, Any] = {"hosts": ("Unmask.example",)}
 # Headers besides the host of the server, the policy and the request, and the header that is refused.
 CASES: list[tuple[Any, dict[str, Any], str | None]] = [
     # programs and pages of the server
-    ({}, {}, None),
-    ({"Host": "localhost:8000"}, {}, None),
-    ({"Content-Type": "text/plain"}, {}, None),
-    (OWN, {}, None),
+    ({}, {}, None), ({"Host": "localhost:8000"}, {}, None), ({"Content-Type": "text/plain"}, {}, None), (OWN, {}, None),
     ({"Origin": EVIL, **SAME}, {}, None),
     ({"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}, {}, None),
     # pages of other sites
     *(({"Sec-Fetch-Site": site}, {}, "Sec-Fetch-Site")
       for site in ("cross-site", "same-site", "Cross-Site", "unknown", "")),
     *((CROSS, {"method": method}, "Sec-Fetch-Site") for method in ("GET", "OPTIONS")),
-    ({**CROSS, "Origin": EVIL}, {}, "Sec-Fetch-Site"),
-    ({**CROSS, **OWN}, {}, "Sec-Fetch-Site"),
+    ({**CROSS, "Origin": EVIL}, {}, "Sec-Fetch-Site"), ({**CROSS, **OWN}, {}, "Sec-Fetch-Site"),
     # browsers before 2023 send no metadata, and no browser does in plain HTTP to a name that is not loopback
     *(({"Origin": origin}, {}, "Origin")
       for origin in (EVIL, "null", "", "http://127.0.0.1:8001", "http://localhost:8000", "https://127.0.0.1:8000x",
@@ -64,10 +58,8 @@ CASES: list[tuple[Any, dict[str, Any], str | None]] = [
     ([*HERE.items(), *SAME.items(), *CROSS.items()], {}, "Sec-Fetch-Site"),
     # allowed origins
     *(({**site, "Origin": "https://app.example"}, APP, None) for site in ({}, CROSS, {"Sec-Fetch-Site": "same-site"})),
-    ({"Origin": EVIL}, APP, "Origin"),
-    ({**CROSS, "Origin": EVIL}, APP, "Sec-Fetch-Site"),
-    ({**CROSS, "Origin": EVIL}, {"origins": ("*",)}, None),
-    (CROSS, APP, "Sec-Fetch-Site"),
+    ({"Origin": EVIL}, APP, "Origin"), ({**CROSS, "Origin": EVIL}, APP, "Sec-Fetch-Site"),
+    ({**CROSS, "Origin": EVIL}, {"origins": ("*",)}, None), (CROSS, APP, "Sec-Fetch-Site"),
     # a link of another site leads to a page and to nothing else
     (LINK, {"method": "GET", "path": "/"}, None),
     (LINK, {"method": "GET", "path": "/v1/models"}, "Sec-Fetch-Site"),
@@ -81,8 +73,7 @@ CASES: list[tuple[Any, dict[str, Any], str | None]] = [
     # allowed hosts are names added to those of loopback
     *(({"Host": name}, NAMED, None) for name in ("unmask.example", "UNMASK.example.:443", "localhost",
                                                  "a.localhost:1", "[::1]:8000", "127.0.0.2")),
-    ({"Host": "evil.example"}, NAMED, "Host"),
-    ({"Host": "evil.example"}, {"hosts": ("*",)}, None),
+    ({"Host": "evil.example"}, NAMED, "Host"), ({"Host": "evil.example"}, {"hosts": ("*",)}, None),
     # they hold on every address, but for probes: a kubelet sends them to the pod's address
     ({"Host": "evil.example"}, {"host": "::", **NAMED}, "Host"),
     *(({"Host": "10.1.2.3:8000"}, {"host": "::", "path": path, **NAMED}, None)
@@ -100,22 +91,15 @@ def test_a_request_of_a_page_is_served_by_its_origin(headers: Any, more: dict[st
 @pytest.mark.parametrize(
     ("origin", "host", "own"),
     [
-        ("http://a.example", "a.example", True),
-        ("http://a.example", "a.example:80", True),
+        ("http://a.example", "a.example", True), ("http://a.example", "a.example:80", True),
         ("https://a.example", "a.example", True),  # a proxy terminated TLS
-        ("https://a.example", "a.example:443", True),
-        ("https://a.example", "a.example:80", False),
-        ("http://a.example:8000", "a.example", False),
-        ("http://A.example:8000", "a.EXAMPLE:8000", True),
-        ("http://[::1]:8000", "[::1]:8000", True),
-        ("http://[::1]:8000", "[::2]:8000", False),
-        ("http://b.example", "a.example", False),
-        ("http://a.example:no", "a.example", False),
-        ("http://a.example", "a.example:no", False),
-        ("null", "null", False),
-        ("http://", "", False),
+        ("https://a.example", "a.example:443", True), ("https://a.example", "a.example:80", False),
+        ("http://a.example:8000", "a.example", False), ("http://A.example:8000", "a.EXAMPLE:8000", True),
+        ("http://[::1]:8000", "[::1]:8000", True), ("http://[::1]:8000", "[::2]:8000", False),
+        ("http://b.example", "a.example", False), ("http://a.example:no", "a.example", False),
+        ("http://a.example", "a.example:no", False), ("null", "null", False), ("http://", "", False),
     ],
-)
+)  # fmt: skip
 def test_an_origin_is_the_servers_own_by_host_and_port(origin: str, host: str, own: bool) -> None:
     assert is_own(origin, host) is own
 

@@ -1,7 +1,5 @@
 """Tests of profiles of the engines' steps: access, files, and their content."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests that the log of refused requests has the field and a length, and no text of the client."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +52,15 @@ ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
 WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
-    (TEXT, {"prompt": "x", "model": SECRET}),
-    (TEXT, {"prompt": "x", "max_tokens": SECRET}),
-    (TEXT, {"prompt": "x", "guided_regex": f"({SECRET}"}),
-    (TEXT, {"prompt": "x", "decoding": {SECRET + " ": 1}}),
+    (TEXT, {"prompt": "x", "model": SECRET}), (TEXT, {"prompt": "x", "max_tokens": SECRET}),
+    (TEXT, {"prompt": "x", "guided_regex": f"({SECRET}"}), (TEXT, {"prompt": "x", "decoding": {SECRET + " ": 1}}),
     (CHAT, {"messages": [{"role": SECRET, "content": "x"}]}),
     (CHAT, {**ASK, "tools": [{"type": "function", "function": {"name": SECRET + " "}}]}),
-    (CHAT, {**ASK, "tool_choice": SECRET}),
-    (CHAT, {**ASK, **NAMED, "tool_choice": OTHER}),
+    (CHAT, {**ASK, "tool_choice": SECRET}), (CHAT, {**ASK, **NAMED, "tool_choice": OTHER}),
     (CHAT, {**ASK, **NAMED, "tool_choice": ALLOWED}),
     ("/v1/messages", {"max_tokens": 2, "messages": [{"role": SECRET, "content": "x"}]}),
     ("/generate", {"prompt": "x", "decoding": {"algorithm": SECRET}}),
-)
+)  # fmt: skip
 
 
 def test_the_log_of_refused_requests_has_no_text_of_clients(checkpoint: Path) -> None:

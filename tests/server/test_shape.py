@@ -1,7 +1,5 @@
 """Tests of limits on the shape of a body, which refuse costly bodies before they are parsed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -150,19 +148,13 @@ def test_a_list_ends_at_its_first_error() -> None:
     ("body", "param", "cap"),
     [
         ({"messages": [{"role": "user", "content": ""}] * (MAX_MESSAGES + 1)}, "messages", MAX_MESSAGES),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * (MAX_PARTS + 1)}]},
-            "messages[0].content",
-            MAX_PARTS,
-        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * (MAX_PARTS + 1)}]},
+         "messages[0].content", MAX_PARTS),
         ({"messages": [], "metadata": {str(i): "" for i in range(MAX_ENTRIES + 1)}}, "metadata", MAX_ENTRIES),
-        (
-            {"messages": [], "chat_template_kwargs": {str(i): "" for i in range(MAX_ENTRIES + 1)}},
-            "chat_template_kwargs",
-            MAX_ENTRIES,
-        ),
+        ({"messages": [], "chat_template_kwargs": {str(i): "" for i in range(MAX_ENTRIES + 1)}}, "chat_template_kwargs",
+         MAX_ENTRIES),
     ],
-)
+)  # fmt: skip
 def test_a_list_with_too_many_items_is_refused_by_name(body: dict[str, Any], param: str, cap: int) -> None:
     error = refusal(ChatRequest, json.dumps(body).encode())
     assert error is not None

@@ -1,7 +1,5 @@
 """Tests of time limits of clients that send slowly or stop. Clients that read slowly are served completely."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

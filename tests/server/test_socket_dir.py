@@ -1,7 +1,5 @@
 """Tests that the directory of a server's sockets is removed, whatever ends the server."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

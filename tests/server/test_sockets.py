@@ -1,7 +1,5 @@
 """Tests of the sockets between frontend processes, their parent and the backends."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """A server that cannot start ends with one sentence, in the format of its log, whatever the cause."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -49,12 +47,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda directory: (directory / "model.safetensors").unlink(), "safetensors"),
     "unknown family": (lambda directory: config(directory, model_type="gpt2"), "gpt2"),
     "missing tensor": (lambda directory: lose(directory, "model.norm.weight"), "model.norm.weight"),
-    "a link to secrets": (
-        lambda directory: (directory / "chat_template.jinja").symlink_to("/proc/self/environ"),
-        "chat_template.jinja leads out of the checkpoint",
-    ),
+    "a link to secrets": (lambda directory: (directory / "chat_template.jinja").symlink_to("/proc/self/environ"),
+                          "chat_template.jinja leads out of the checkpoint"),
     "heads": (lambda directory: config(directory, num_key_value_heads=3), "num_key_value_heads"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", marked(BROKEN, quick=["missing tensor"]))

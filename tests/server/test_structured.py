@@ -1,7 +1,5 @@
 """Tests of structured output over HTTP, on the shipped demo: ``openai`` client, streams, refusals, other requests."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -72,11 +70,9 @@ FORMAT = {"type": "json_schema", "schema": REPLY}
 USER = [{"role": "user", "content": "Hello"}]
 OPENAI: dict[str, Any] = {"model": "unmask-demo", "messages": USER, "response_format": FORMAT}
 CALL: dict[str, Any] = {
-    "model": "unmask-demo",
-    "messages": USER,
-    "tools": [{"type": "function", "function": {"name": "say", "parameters": REPLY}}],
-    "tool_choice": "required",
-}
+    "model": "unmask-demo", "messages": USER,
+    "tools": [{"type": "function", "function": {"name": "say", "parameters": REPLY}}], "tool_choice": "required",
+}  # fmt: skip
 
 
 def ending(answer: dict[str, Any]) -> str:
@@ -137,20 +133,16 @@ WORDS = ["red", "blue"]
 @pytest.mark.parametrize(
     ("route", "form"),
     [
-        ("/generate", {"structured_outputs": {"choice": WORDS}}),
-        ("/generate", {"guided_choice": WORDS}),
-        ("/generate", {"regex": "red|blue"}),
-        ("/generate", {"guided_regex": "red|blue"}),
-        ("/generate", {"ebnf": 'root ::= "red" | "blue"'}),
-        ("/generate", {"guided_grammar": 'start: "red" | "blue"'}),
-        ("/generate", {"json_schema": {"enum": WORDS}}),
-        ("/generate", {"guided_json": {"enum": WORDS}}),
+        ("/generate", {"structured_outputs": {"choice": WORDS}}), ("/generate", {"guided_choice": WORDS}),
+        ("/generate", {"regex": "red|blue"}), ("/generate", {"guided_regex": "red|blue"}),
+        ("/generate", {"ebnf": 'root ::= "red" | "blue"'}), ("/generate", {"guided_grammar": 'start: "red" | "blue"'}),
+        ("/generate", {"json_schema": {"enum": WORDS}}), ("/generate", {"guided_json": {"enum": WORDS}}),
         ("/generate", {"guided_choice": WORDS, "structured_outputs": {"choice": WORDS}}),
         ("/generate", {"structured_outputs": {"choice": WORDS, "json": None, "disable_any_whitespace": False}}),
         ("/v1/completions", {"structured_outputs": {"choice": WORDS}}),
         ("/v1/completions", {"guided_json": {"enum": WORDS}}),
     ],
-)
+)  # fmt: skip
 def test_every_alias_constrains_the_answer(demo: ServerProcess, route: str, form: dict[str, Any]) -> None:
     with demo.client() as client:
         answer = client.post(route, json={"prompt": "A colour:", "max_tokens": 20, **form}).json()

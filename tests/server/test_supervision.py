@@ -3,8 +3,6 @@
 See docs/operations/server.md#shutdown.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 import os

@@ -1,7 +1,5 @@
 """Tests of traces that a collector on the loopback receives from the real exporter of a real server."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Unit tests without processes: messages, bodies, metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import subprocess
@@ -47,10 +45,7 @@ SPEC = RequestSpec(id="a", prompt=[1, 2], max_tokens=3, seed=2**64 - 1, decoding
         (ipc_protocol.decode_command, message)
         for message in (
             ipc_protocol.Configure(EngineConfig(model="x", eos_token_ids=(1, 2)), (1,), "info", "text"),
-            ipc_protocol.Add.of([SPEC]),
-            ipc_protocol.Abort(["a"]),
-            ipc_protocol.Ping(),
-            ipc_protocol.Stop("why"),
+            ipc_protocol.Add.of([SPEC]), ipc_protocol.Abort(["a"]), ipc_protocol.Ping(), ipc_protocol.Stop("why"),
         )
     ]
     + [
@@ -62,7 +57,7 @@ SPEC = RequestSpec(id="a", prompt=[1, 2], max_tokens=3, seed=2**64 - 1, decoding
             ipc_protocol.Fatal("a sentence"),
         )
     ],
-)
+)  # fmt: skip
 def test_messages_are_equal_after_encoding_and_decoding(decode: Any, message: Any) -> None:
     assert decode(ipc_protocol.encode(message)) == message
 

@@ -1,7 +1,5 @@
 """Tools that are not functions: the request is answered, functions stay usable, and the header names the rest."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of large bodies that wait to be parsed: their order, their size, and disconnected clients."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

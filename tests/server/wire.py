@@ -1,7 +1,5 @@
 """Runs connections over an application that acts by the path, in a thread with real sockets, or without sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib

@@ -5,8 +5,6 @@ at the end. It is not 0 either if the memory of a process (its anonymous PSS) gr
 end 20 MB or more above its maximum in the first half. Caches and compiled code fill in the first half.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import collections
@@ -39,14 +37,11 @@ TEXTS = [
     "spell", "it;", "what", "is", "äöü", "🙂", "<|mask|>",
 ]  # fmt: skip
 DECODING: list[dict[str, Any]] = [
-    {"mode": "speed"},
-    {"algorithm": "fixed", "steps": 4},
-    {"accept_threshold": 0.3},
-    {"remask_threshold": 0.2},
+    {"mode": "speed"}, {"algorithm": "fixed", "steps": 4}, {"accept_threshold": 0.3}, {"remask_threshold": 0.2},
     {"algorithm": "factor", "suppress_eos": "confidence"},
     {"algorithm": "local_leap", "local_leap": {"anchor": 0.5}, "force_single_batch": True},
     {"algorithm": "credit", "confidence_metric": "margin"},
-]
+]  # fmt: skip
 
 
 class Fault(Exception):

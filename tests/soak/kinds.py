@@ -1,7 +1,5 @@
 """Random requests whose answers are checked: structured output, complete calls, logprobs, equal streams."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -20,11 +18,9 @@ Ask = tuple[str, dict[str, Any], Callable[[dict[str, Any]], None]]
 
 CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
 ADD = {
-    "type": "object",
-    "properties": {"a": {"type": "integer", "maximum": 99}, "b": {"enum": [1, 2, None]}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
+    "type": "object", "properties": {"a": {"type": "integer", "maximum": 99}, "b": {"enum": [1, 2, None]}},
+    "required": ["a"], "additionalProperties": False,
+}  # fmt: skip
 LARK = 'start: "yes" | "no " NUMBER\nNUMBER: /[0-9]{1,3}/'
 EBNF = 'root ::= "yes" | "no " number\nnumber ::= [0-9] [0-9]? [0-9]?'
 YES_OR_NO = "yes|no [0-9]{1,3}"  # the texts that both accept

@@ -1,7 +1,5 @@
 """Sends thousands of random requests to one engine: `pytest -m slow tests/soak/test_engine.py` (some minutes)."""
 
-from __future__ import annotations
-
 import random
 
 import psutil
@@ -21,23 +19,14 @@ def ask(rng: random.Random, setup: Setup) -> Ask:
     stem = rng.randrange(3) if rng.random() < 0.33 else rng.randrange(10**6)
     prompt = tuple((stem * 7 + i * i) % 15 for i in range(length))
     params = Params(
-        max_tokens=rng.randint(1, min(40, setup.max_len - length)),
-        temperature=rng.choice([0.0, 0.0, 1.0]),
-        top_p=rng.choice([1.0, 0.8]),
-        seed=rng.getrandbits(64),
-        ignore_eos=rng.random() < 0.5,
-        algorithm=rng.choice([*ALGORITHMS, "threshold"]),
-        accept_threshold=rng.choice([0.1, 0.4, 0.8, 1.0]),
-        edit_threshold=rng.choice([0.2, 0.9]),
-        remask_threshold=rng.choice([0.0, 0.0, 0.2]),
-        max_post_edit_steps=4,
-        max_steps_per_block=8,
-        steps=rng.randint(1, 8),
-        confidence_metric=rng.choice(["max_prob", "margin", "neg_entropy"]),
-        factor=rng.choice([0.5, 1.0, 2.0]),
-        entropy_bound=rng.choice([0.1, 2.0, 5.0]),
-        suppress_eos=rng.choice(["none", "none", "confidence", "logits"]),
-    )
+        max_tokens=rng.randint(1, min(40, setup.max_len - length)), temperature=rng.choice([0.0, 0.0, 1.0]),
+        top_p=rng.choice([1.0, 0.8]), seed=rng.getrandbits(64), ignore_eos=rng.random() < 0.5,
+        algorithm=rng.choice([*ALGORITHMS, "threshold"]), accept_threshold=rng.choice([0.1, 0.4, 0.8, 1.0]),
+        edit_threshold=rng.choice([0.2, 0.9]), remask_threshold=rng.choice([0.0, 0.0, 0.2]), max_post_edit_steps=4,
+        max_steps_per_block=8, steps=rng.randint(1, 8),
+        confidence_metric=rng.choice(["max_prob", "margin", "neg_entropy"]), factor=rng.choice([0.5, 1.0, 2.0]),
+        entropy_bound=rng.choice([0.1, 2.0, 5.0]), suppress_eos=rng.choice(["none", "none", "confidence", "logits"]),
+    )  # fmt: skip
     report, salt = rng.choice(["final", "stable", "denoise"]), rng.choice(["", "tenant"])
     return Ask(prompt, params, report, salt, alone=rng.random() < 0.05)
 

@@ -1,7 +1,5 @@
 """Tests of random requests to a server, and of when a request hangs. `pytest -m slow tests/soak` runs the long ones."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -71,22 +71,16 @@ ZOD: dict[str, dict[str, Any]] = {
     "tuple": {"type": "array", "prefixItems": [TEXT, FLOAT]},
     "union": {"anyOf": [TEXT, FLOAT]},
     "discriminatedUnion": {
-        "oneOf": [
-            {**_object(kind={"type": "string", "const": "a"}, x=TEXT), "additionalProperties": False},
-            {**_object(kind={"type": "string", "const": "b"}, y=FLOAT), "additionalProperties": False},
-        ]
+        "oneOf": [{**_object(kind={"type": "string", "const": "a"}, x=TEXT), "additionalProperties": False},
+                  {**_object(kind={"type": "string", "const": "b"}, y=FLOAT), "additionalProperties": False}]
     },
     "intersection": {"allOf": [_object(a=TEXT), _object(b=FLOAT)]},
     "optional field": {**_object(a=TEXT), "required": [], "additionalProperties": False},
     "nullable": {"anyOf": [TEXT, {"type": "null"}]},
     "default": {**_object(a={"default": "x", "type": "string"}), "additionalProperties": False},
     "record of strings": {"type": "object", "propertyNames": TEXT, "additionalProperties": FLOAT},
-    "record of an enum": {
-        "type": "object",
-        "propertyNames": KEYS,
-        "additionalProperties": FLOAT,
-        "required": ["a", "b"],
-    },
+    "record of an enum": {"type": "object", "propertyNames": KEYS, "additionalProperties": FLOAT,
+                          "required": ["a", "b"]},
     "partialRecord": {"type": "object", "propertyNames": KEYS, "additionalProperties": FLOAT},
     **{
         f"record of {format} names": {
@@ -95,10 +89,7 @@ ZOD: dict[str, dict[str, Any]] = {
             "additionalProperties": FLOAT,
         }
         for format, pattern in (
-            ("uuid", UUID_OF_ANY_VERSION),
-            ("email", EMAIL_OF_4_6),
-            ("date", DATE),
-            ("date-time", DATE_TIME),
+            ("uuid", UUID_OF_ANY_VERSION), ("email", EMAIL_OF_4_6), ("date", DATE), ("date-time", DATE_TIME),
         )
     },
     "email": _text("email", EMAIL),
@@ -116,7 +107,7 @@ ZOD: dict[str, dict[str, Any]] = {
     "base64": _text("base64", _BASE64, contentEncoding="base64"),
     "jwt": _text("jwt"),
     "never in an optional field": {**_object(a=TEXT), "properties": {"a": TEXT, "b": {"not": {}}}},
-}
+}  # fmt: skip
 
 
 class Color(enum.Enum):
@@ -155,46 +146,25 @@ class Tree(BaseModel):
 
 # EmailStr of pydantic is left out, because it needs another package. Its schema has just a format.
 _TYPES: dict[str, Any] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "None": None,
-    "Literal": Literal["a", "b"],
-    "Enum": Color,
+    "str": str, "int": int, "float": float, "bool": bool, "None": None, "Literal": Literal["a", "b"], "Enum": Color,
     "list": list[int],
     "list with bounds": Annotated[list[int], Field(min_length=1, max_length=3)],
-    "tuple[int, str]": tuple[int, str],
-    "tuple[int, ...]": tuple[int, ...],
-    "dict[str, int]": dict[str, int],
-    "dict[Literal, int]": dict[Literal["a", "b"], int],
-    "dict[Enum, int]": dict[Color, int],
+    "tuple[int, str]": tuple[int, str], "tuple[int, ...]": tuple[int, ...], "dict[str, int]": dict[str, int],
+    "dict[Literal, int]": dict[Literal["a", "b"], int], "dict[Enum, int]": dict[Color, int],
     "Optional": Optional[int],  # noqa: UP045
     "Union": Union[int, str],  # noqa: UP007
     "discriminated Union": Annotated[Cat | Dog, Field(discriminator="kind")],
     "discriminated Union with defaults": Annotated[Circle | Square, Field(discriminator="kind")],
-    "nested model": Leaf,
-    "recursive model": Tree,
-    "alias": Annotated[int, Field(alias="other-name")],
+    "nested model": Leaf, "recursive model": Tree, "alias": Annotated[int, Field(alias="other-name")],
     "default": Annotated[int, Field(default=3)],
     "constr(pattern)": Annotated[str, Field(pattern=r"^[a-z]\d+$")],
     "constr(min, max)": Annotated[str, Field(min_length=1, max_length=3)],
     "conint": Annotated[int, Field(ge=1, lt=5)],
     "confloat(multiple_of)": Annotated[float, Field(multiple_of=0.5)],
-    "date": date,
-    "datetime": datetime,
-    "time": time,
-    "timedelta": timedelta,
-    "UUID": UUID,
-    "AnyUrl": AnyUrl,
-    "IPv4Address": IPv4Address,
-    "IPv4Network": IPv4Network,
-    "Path": Path,
-    "SecretStr": SecretStr,
-    "bytes": bytes,
-    "Base64Str": Base64Str,
-    "Decimal": Decimal,
-}
+    "date": date, "datetime": datetime, "time": time, "timedelta": timedelta, "UUID": UUID, "AnyUrl": AnyUrl,
+    "IPv4Address": IPv4Address, "IPv4Network": IPv4Network, "Path": Path, "SecretStr": SecretStr, "bytes": bytes,
+    "Base64Str": Base64Str, "Decimal": Decimal,
+}  # fmt: skip
 _DISTINCT = {"set": set[int], "frozenset": frozenset[str]}  # their items are unique, which is refused by name
 
 

@@ -1,7 +1,5 @@
 """Random schemas and regular expressions of the kinds that clients send."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random JSON schemas with many keywords and dialects, and values that nearly match them."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any
@@ -11,12 +9,9 @@ TEXTS = ("", "a", "b", "ab", "abc", "x1", "2024-02-29", "a\nb")
 PATTERNS = ("", "^a", "b$", "^[a-c]+$", "a.b", r"^\w*$", "^(?:a|b)*$", r"^a\/?b")
 ALWAYS = (True, {}, {"description": "anything"})
 DIALECTS = (
-    None,
-    None,
-    "https://json-schema.org/draft/2020-12/schema",
-    "https://json-schema.org/draft/2019-09/schema",
+    None, None, "https://json-schema.org/draft/2020-12/schema", "https://json-schema.org/draft/2019-09/schema",
     "http://json-schema.org/draft-07/schema#",
-)
+)  # fmt: skip
 
 
 def document(rng: random.Random) -> dict[str, Any]:
@@ -54,18 +49,10 @@ def schema(rng: random.Random, depth: int) -> dict[str, Any]:
     if rng.random() < 0.2:
         made |= rng.choice(
             [
-                {"title": "x"},
-                {"default": 1},
-                {"deprecated": True},
-                {"format": "path"},
-                {"if": True},
-                {"not": False},
-                {"x-note": [1]},
-                {"contentEncoding": "base64"},
-                {"then": {"type": "null"}},
-                {"not": {"not": {}}},
+                {"title": "x"}, {"default": 1}, {"deprecated": True}, {"format": "path"}, {"if": True}, {"not": False},
+                {"x-note": [1]}, {"contentEncoding": "base64"}, {"then": {"type": "null"}}, {"not": {"not": {}}},
             ]
-        )
+        )  # fmt: skip
     if rng.random() < 0.3:
         made.pop("type", None)
     return made
@@ -155,24 +142,12 @@ def _names(rng: random.Random) -> Any:
     listed = {"enum": rng.sample(NAMES, 3)}
     return rng.choice(
         [
-            True,
-            {"type": "string"},
-            {"type": "string", **listed},
-            {"const": "a"},
-            {"pattern": rng.choice(PATTERNS)},
-            {"$ref": "#/$defs/names"},
-            {"anyOf": [{"const": "a"}, {"const": "b"}]},
-            {"minLength": 2},
-            {"maxLength": 1},
-            {"oneOf": [listed, {"const": "a"}]},
-            {"allOf": [listed, {"enum": [*NAMES[:2], 1]}]},
-            {"format": "uuid"},
-            {**listed, "pattern": "^a"},
-            {**listed, "maxLength": 1},
-            {"type": "integer"},
-            False,
+            True, {"type": "string"}, {"type": "string", **listed}, {"const": "a"}, {"pattern": rng.choice(PATTERNS)},
+            {"$ref": "#/$defs/names"}, {"anyOf": [{"const": "a"}, {"const": "b"}]}, {"minLength": 2}, {"maxLength": 1},
+            {"oneOf": [listed, {"const": "a"}]}, {"allOf": [listed, {"enum": [*NAMES[:2], 1]}]}, {"format": "uuid"},
+            {**listed, "pattern": "^a"}, {**listed, "maxLength": 1}, {"type": "integer"}, False,
         ]
-    )
+    )  # fmt: skip
 
 
 def value(rng: random.Random, depth: int = 0) -> Any:

@@ -1,7 +1,5 @@
 """The shortest JSON text of a schema of `forms`, by recursion over the schema: a reference for witnesses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of the grammar compiler thread: it gives tenants equal time and does not compile canceled grammars."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any, cast
 

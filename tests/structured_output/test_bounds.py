@@ -1,7 +1,5 @@
 """Tests of the bounds of values that a schema does not bound."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of the types of zod and pydantic: their schemas compile, and answers of the demo model match them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

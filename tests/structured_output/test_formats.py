@@ -1,7 +1,5 @@
 """Tests that grammars of formats accept what another library accepts, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import random
 import string

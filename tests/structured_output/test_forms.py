@@ -1,7 +1,5 @@
 """Tests of the demo model with random schemas and expressions: other libraries accept answers that end with `stop`."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Tests of constrained decoding against a naive decoder."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator
@@ -178,22 +176,11 @@ def matches(naive: Naive, constraint: dict[str, Any], text: str) -> bool:
 @pytest.mark.parametrize(
     "pattern",
     [
-        r'^[^"]$',
-        r'^[^"\\]$',
-        r"^[^\n\\]$",
-        r'^[^<>:"/\\|?*]$',
-        r'^[^\d"]$',
-        "^[^!-~]$",
-        r"^[\x00-\x1f]$",
-        "^[\0-\x1f]$",
-        r"^[\u{0}-\x1f]$",
-        r"^[\x00-\x00a]$",
-        r"^[\u0000-!#-\u007e]$",
-        r"^\P{P}$",
-        r"^[^/]$",
+        r'^[^"]$', r'^[^"\\]$', r"^[^\n\\]$", r'^[^<>:"/\\|?*]$', r'^[^\d"]$', "^[^!-~]$", r"^[\x00-\x1f]$",
+        "^[\0-\x1f]$", r"^[\u{0}-\x1f]$", r"^[\x00-\x00a]$", r"^[\u0000-!#-\u007e]$", r"^\P{P}$", r"^[^/]$",
         r"^[\s\S]$",
     ],
-)
+)  # fmt: skip
 def test_escaped_characters_are_allowed_where_the_pattern_allows_the_characters(naive: Naive, pattern: str) -> None:
     checked = jsonschema_rs.validator_for({"pattern": pattern})
     for character in map(chr, range(1, 127)):
@@ -222,13 +209,11 @@ def test_an_excluded_integer_is_refused_next_to_a_bound_with_the_same_integral_p
 @pytest.mark.parametrize(
     ("schema", "value"),
     [
-        ({"minimum": 0.5, "exclusiveMaximum": 1}, 0.9),
-        ({"minimum": 0, "exclusiveMaximum": 0.5}, 0.4),
-        ({"exclusiveMinimum": -1, "maximum": -0.5}, -0.9),
-        ({"exclusiveMinimum": 0, "maximum": 0.5}, 0.4),
+        ({"minimum": 0.5, "exclusiveMaximum": 1}, 0.9), ({"minimum": 0, "exclusiveMaximum": 0.5}, 0.4),
+        ({"exclusiveMinimum": -1, "maximum": -0.5}, -0.9), ({"exclusiveMinimum": 0, "maximum": 0.5}, 0.4),
         ({"exclusiveMinimum": 0, "maximum": 1e400}, 0.4),
     ],
-)
+)  # fmt: skip
 def test_values_near_exclusive_bounds_are_accepted(naive: Naive, schema: dict[str, Any], value: float) -> None:
     for more in ("", "9", "99", "999"):
         assert accepts(naive, {"type": "number", **schema}, f"{value}{more}")
@@ -237,13 +222,11 @@ def test_values_near_exclusive_bounds_are_accepted(naive: Naive, schema: dict[st
 @pytest.mark.parametrize(
     ("rule", "text", "refused"),
     [
-        (r'"\u00e9\u0041\u0022"', 'éA"', "e"),
-        (r"[\u00e0-\u00ff]+", "éà", "e"),
-        (r'"\U0001F600" [^\U00000041]', "😀B", "😀A"),
-        (r'"\\u0041" "\x41\n"', "\\u0041A\n", "A"),
+        (r'"\u00e9\u0041\u0022"', 'éA"', "e"), (r"[\u00e0-\u00ff]+", "éà", "e"),
+        (r'"\U0001F600" [^\U00000041]', "😀B", "😀A"), (r'"\\u0041" "\x41\n"', "\\u0041A\n", "A"),
         (r'"\u4e2d"', "中", "\\u4e2d"),
     ],
-)
+)  # fmt: skip
 def test_gbnf_escapes_name_their_character(naive: Naive, rule: str, text: str, refused: str) -> None:
     assert matches(naive, {"grammar": f"root ::= {rule}"}, text)
     assert not matches(naive, {"grammar": f"root ::= {rule}"}, refused)

@@ -1,7 +1,5 @@
 """Tests of schema rewriting: another library compares the schemas, and unsupported keywords are refused by name."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -79,38 +77,20 @@ def test_many_rewritten_schemas_accept_nothing_that_the_originals_refuse() -> No
 
 
 FORBID_NOTHING: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (LIST, {"uniqueItems": False}),
-    (LIST, {"maxItems": 1, "uniqueItems": True}),
-    (LIST, {"minItems": 0}),
-    (LIST, {"contains": {"type": "string"}, "minContains": 0}),
-    (LIST, {"contains": True, "minContains": 0}),
-    (LIST, {"minContains": 3}),
-    (LIST, {"unevaluatedItems": True}),
-    (LIST, {"items": True, "unevaluatedItems": False}),
-    (OPEN, {"unevaluatedProperties": True}),
-    (OPEN, {"unevaluatedProperties": {}}),
-    (OPEN, {"additionalProperties": True, "unevaluatedProperties": False}),
-    (OPEN, {"additionalProperties": {}}),
-    (OPEN, {"propertyNames": True}),
-    (OPEN, {"propertyNames": {"type": "string"}}),
+    (LIST, {"uniqueItems": False}), (LIST, {"maxItems": 1, "uniqueItems": True}), (LIST, {"minItems": 0}),
+    (LIST, {"contains": {"type": "string"}, "minContains": 0}), (LIST, {"contains": True, "minContains": 0}),
+    (LIST, {"minContains": 3}), (LIST, {"unevaluatedItems": True}), (LIST, {"items": True, "unevaluatedItems": False}),
+    (OPEN, {"unevaluatedProperties": True}), (OPEN, {"unevaluatedProperties": {}}),
+    (OPEN, {"additionalProperties": True, "unevaluatedProperties": False}), (OPEN, {"additionalProperties": {}}),
+    (OPEN, {"propertyNames": True}), (OPEN, {"propertyNames": {"type": "string"}}),
     (OPEN, {"propertyNames": {"type": ["string", "null"], "description": "any", "minLength": 0}}),
-    (OPEN, {"propertyNames": {"minimum": 3}}),
-    (OPEN, {"propertyNames": {"anyOf": [{"const": "a"}, {}]}}),
-    (OPEN, {"minProperties": 0}),
-    (OPEN, {"dependentRequired": {}}),
-    (OPEN, {"dependentRequired": {"a": []}}),
-    (OPEN, {"dependentRequired": {"a": ["b"]}, "required": ["b"]}),
-    (OPEN, {"dependentSchemas": {"a": True}}),
-    (OPEN, {"dependencies": {"a": [], "b": {}}}),
-    (OPEN, {"patternProperties": {}}),
-    ({}, {"if": True}),
-    ({}, {"if": {"type": "null"}}),
-    ({}, {"if": {"type": "null"}, "then": {}, "else": True}),
-    ({}, {"then": {"type": "null"}}),
-    ({}, {"not": False}),
-    ({}, {"not": {"not": {}}}),
-    ({}, {"anyOf": [{"type": "null"}, {}]}),
-    ({}, {"allOf": [{}, True]}),
+    (OPEN, {"propertyNames": {"minimum": 3}}), (OPEN, {"propertyNames": {"anyOf": [{"const": "a"}, {}]}}),
+    (OPEN, {"minProperties": 0}), (OPEN, {"dependentRequired": {}}), (OPEN, {"dependentRequired": {"a": []}}),
+    (OPEN, {"dependentRequired": {"a": ["b"]}, "required": ["b"]}), (OPEN, {"dependentSchemas": {"a": True}}),
+    (OPEN, {"dependencies": {"a": [], "b": {}}}), (OPEN, {"patternProperties": {}}), ({}, {"if": True}),
+    ({}, {"if": {"type": "null"}}), ({}, {"if": {"type": "null"}, "then": {}, "else": True}),
+    ({}, {"then": {"type": "null"}}), ({}, {"not": False}), ({}, {"not": {"not": {}}}),
+    ({}, {"anyOf": [{"type": "null"}, {}]}), ({}, {"allOf": [{}, True]}),
     ({}, {"$comment": "x", "title": "x", "examples": [1], "readOnly": True, "x-y": {"not": {}}}),
     ({}, {"$anchor": "here", "$dynamicAnchor": "there", "$vocabulary": {}, "$recursiveAnchor": True}),
     ({}, {"discriminator": {"propertyName": "kind"}, "nullable": False, "deprecated": True}),
@@ -119,22 +99,15 @@ FORBID_NOTHING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"type": "string"}, {"minLength": 0, "description": None, "pattern": None}),
     ({"type": "integer"}, {"format": "int64", "pattern": "^(?!a)", "minLength": 3}),
     ({"enum": ["a", "b"]}, {"minItems": 3, "format": "unknown"}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("schema", "more"), FORBID_NOTHING, ids=[json.dumps(more) for _, more in FORBID_NOTHING])
 def test_keywords_without_effect_are_dropped_at_any_depth(schema: dict[str, Any], more: dict[str, Any]) -> None:
     reduced, fuller = simplified(schema), simplified({**schema, **more})
-    assert (
-        fuller == {"required": more["required"], **reduced} if "required" in more else json_equal(fuller, reduced, more)
-    )
+    assert fuller == {**reduced, **{name: more[name] for name in ("maxItems", "required") if name in more}}
     assert simplified({"properties": {"x": {**schema, **more}}}).keys() <= {"properties"}
     assert "$defs" not in simplified({"items": {"anyOf": [{"type": "null"}, {**schema, **more}]}})
-
-
-def json_equal(fuller: Any, reduced: Any, more: dict[str, Any]) -> bool:
-    """Returns whether the rewriting has dropped `more`, except for `maxItems`."""
-    return bool(fuller == {**reduced, **{name: more[name] for name in ("maxItems",) if name in more}})
 
 
 FORMATS = "iri iri-reference uri-template regex path password base64 binary idn-email cidrv4 jwt phone x"
@@ -161,26 +134,19 @@ def test_bounds_of_numbers_are_those_of_the_engine() -> None:
 
 NUMBER = {"type": "number"}
 NAMED: list[tuple[Any, Any]] = [
-    ({"enum": ["a", "b"]}, {"a", "b"}),
-    ({"type": "string", "enum": ["a", 3, "b"]}, {"a", "b"}),
-    ({"const": "a"}, {"a"}),
-    ({"$ref": "#/$defs/names"}, {"c", "d"}),
-    ({"allOf": [{"$ref": "#/$defs/names"}]}, {"c", "d"}),
-    ({"anyOf": [{"const": "a"}, {"enum": ["b"]}]}, {"a", "b"}),
+    ({"enum": ["a", "b"]}, {"a", "b"}), ({"type": "string", "enum": ["a", 3, "b"]}, {"a", "b"}),
+    ({"const": "a"}, {"a"}), ({"$ref": "#/$defs/names"}, {"c", "d"}),
+    ({"allOf": [{"$ref": "#/$defs/names"}]}, {"c", "d"}), ({"anyOf": [{"const": "a"}, {"enum": ["b"]}]}, {"a", "b"}),
     ({"oneOf": [{"const": "a"}, {"enum": ["a", "b"]}]}, {"b"}),
-    ({"allOf": [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}]}, {"b"}),
-    ({"enum": ["a", "bb"], "minLength": 2}, {"bb"}),
-    ({"enum": ["a", "ba"], "pattern": "^a"}, {"a"}),
-    ({"type": "integer"}, set()),
-    ({"$dynamicRef": "#names"}, {"c", "d"}),
-    ({"enum": ["a"], "not": {"type": "integer"}}, {"a"}),
+    ({"allOf": [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}]}, {"b"}), ({"enum": ["a", "bb"], "minLength": 2}, {"bb"}),
+    ({"enum": ["a", "ba"], "pattern": "^a"}, {"a"}), ({"type": "integer"}, set()),
+    ({"$dynamicRef": "#names"}, {"c", "d"}), ({"enum": ["a"], "not": {"type": "integer"}}, {"a"}),
     ({"enum": ["a"], "not": {"minimum": 3}}, set()),
     ({"enum": ["a"], "if": {"type": "string"}, "then": {"const": "a"}}, {"a"}),
     ({"enum": ["a"], "if": {"type": "null"}, "else": {"const": "b"}}, set()),
     ({"enum": ["a"], "if": {"const": "b"}, "then": {"const": "a"}, "else": {"const": "a"}}, {"a"}),
-    ({"enum": ["a"], "pattern": None, "minLength": None}, {"a"}),
-    (False, set()),
-]
+    ({"enum": ["a"], "pattern": None, "minLength": None}, {"a"}), (False, set()),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("names", "expected"), NAMED, ids=[json.dumps(names) for names, _ in NAMED])
@@ -215,20 +181,11 @@ def test_other_patterned_properties_are_refused_next_to_a_pattern_of_names() -> 
 
 
 EXAMPLES = {
-    "date": "2024-02-29",
-    "time": "23:59:59.5Z",
-    "date-time": "2023-02-28T00:00:00+01:00",
-    "duration": "P1Y2M3DT4H5M6S",
-    "email": "a.b@c-d.org",
-    "ipv4": "10.0.255.1",
-    "ipv6": "2001:db8::1.2.3.4",
-    "hostname": "a-b.c1.org",
-    "uuid": "2EB8AA08-aa98-11ea-b4aa-73b441d16380",
-    "uri": "http://a.org:80/b?c=d#e",
-    "json-pointer": "/a~1b",
-    "relative-json-pointer": "1/a",
-    "uri-reference": "a:/b",
-}
+    "date": "2024-02-29", "time": "23:59:59.5Z", "date-time": "2023-02-28T00:00:00+01:00", "duration": "P1Y2M3DT4H5M6S",
+    "email": "a.b@c-d.org", "ipv4": "10.0.255.1", "ipv6": "2001:db8::1.2.3.4", "hostname": "a-b.c1.org",
+    "uuid": "2EB8AA08-aa98-11ea-b4aa-73b441d16380", "uri": "http://a.org:80/b?c=d#e", "json-pointer": "/a~1b",
+    "relative-json-pointer": "1/a", "uri-reference": "a:/b",
+}  # fmt: skip
 
 
 WITH_PATTERNS = [  # a format, its expression in published schemas, and a text that matches both
@@ -254,9 +211,8 @@ def test_formats_hold_for_property_names(format: str, pattern: str | None, good:
     texts = ["", "not a uuid", good, good[1:], f"{good}1", "a@b-.org", "2023-02-29", "P1Y3D"]
     for _ in range(1500):
         at, size = rng.randrange(len(good)), rng.randint(0, 2)
-        texts.append(
-            good[:at] + "".join(rng.choices(good + "0129-:./@~%?#Tz", k=size)) + good[at + rng.randint(0, 2) :]
-        )
+        added = "".join(rng.choices(good + "0129-:./@~%?#Tz", k=size))
+        texts.append(good[:at] + added + good[at + rng.randint(0, 2) :])
     fitting = [text for text in texts if accepts(made, {text: 1})]
     assert good in fitting
     assert len(fitting) > 50
@@ -382,11 +338,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**LIST, "contains": {"type": "string"}}, "contains", "not supported"),
     ({**LIST, "allOf": [{}], "unevaluatedItems": False}, "unevaluatedItems", "not supported"),
     ({**OPEN, "anyOf": [{}, OPEN], "unevaluatedProperties": False}, "unevaluatedProperties", "not supported"),
-    (
-        {**OPEN, "allOf": [{"patternProperties": {"^a": {}}}], "unevaluatedProperties": False},
-        "unevaluatedProperties",
-        "not supported",
-    ),
+    ({**OPEN, "allOf": [{"patternProperties": {"^a": {}}}], "unevaluatedProperties": False}, "unevaluatedProperties",
+     "not supported"),
     ({**OPEN, "propertyNames": {"format": "uuid", "pattern": "^a"}}, "propertyNames", "more than one pattern"),
     ({**OPEN, "dependentRequired": {"a": ["b"]}}, "dependentRequired.a", "not supported"),
     ({**OPEN, "dependentSchemas": {"a": {"required": ["b"]}}}, "dependentSchemas.a", "not supported"),
@@ -413,7 +366,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"$ref": "https://example.com/a.json"}, "$ref", "outside"),
     ({**OPEN, "properties": {"a": 3}}, "properties.a", "not a schema"),
     ({"anyOf": []}, "anyOf", "empty"),
-]
+    ({"propertyNames": {"format": 3}}, "propertyNames.format", "not the name of a format"),
+    ({"type": "string", "minLength": float("inf")}, "minLength", "whole number"),
+    ({"minimum": float("nan")}, "minimum", "not a"),
+    ({"propertyNames": {"dependentRequired": {"a": 1}}}, "propertyNames.dependentRequired.a", "not a"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("schema", "path", "reason"), REFUSED, ids=[json.dumps(schema) for schema, _, _ in REFUSED])
@@ -525,17 +482,13 @@ def test_listed_names_do_not_multiply_a_schema() -> None:
 @pytest.mark.parametrize(
     ("pattern", "fitting", "others"),
     [
-        (r"a.b", ["axb"], ["a\nb", "a\u2028b", "a\rb"]),
-        (r"^[[a&&b]$", ["[", "&"], ["c"]),
-        (r"^{x}$", ["{x}"], ["x"]),
-        (r"^[^]$", ["\n", "a"], [""]),
-        (r"^\cA\0$", ["\x01\0"], ["cA"]),
-        (r"^\ud83d\ude00$", ["😀"], ["x"]),
+        (r"a.b", ["axb"], ["a\nb", "a\u2028b", "a\rb"]), (r"^[[a&&b]$", ["[", "&"], ["c"]), (r"^{x}$", ["{x}"], ["x"]),
+        (r"^[^]$", ["\n", "a"], [""]), (r"^\cA\0$", ["\x01\0"], ["cA"]), (r"^\ud83d\ude00$", ["😀"], ["x"]),
         (r"^[\w-]+\/$", ["a-/"], ["é/"]),
         (EMAIL, ["a@b.co", "a.b+c@d-e.org", "_@a.bc"], [".a@b.co", "a..b@c.de", "a'@b.co", "a@b", "a@b..co"]),
         (ISO_DURATION, ["P1W", "P1Y2M3D", "PT5M", "P1DT2H3.5S"], ["P", "PT", "P1W1D", "P1DT", "1D"]),
     ],
-)
+)  # fmt: skip
 def test_expressions_match_what_they_match_in_ecmascript(pattern: str, fitting: list[str], others: list[str]) -> None:
     written = to_engine(pattern)
     schema = {"type": "string", "pattern": written}
@@ -583,10 +536,8 @@ POSITIONS: dict[str, Position] = {
     "names if": ("propertyNames.if.", lambda schema: {"propertyNames": {"if": schema}}),
     "names then": ("propertyNames.then.", lambda schema: {"propertyNames": {"then": schema}}),
     "names items": ("propertyNames.items.", lambda schema: {"propertyNames": {"items": schema}}),
-    "names reference": (
-        "propertyNames.$ref.",
-        lambda schema: {"$defs": {"x": schema}, "propertyNames": {"$ref": "#/$defs/x"}},
-    ),
+    "names reference": ("propertyNames.$ref.",
+                        lambda schema: {"$defs": {"x": schema}, "propertyNames": {"$ref": "#/$defs/x"}}),
     "items": ("items.", lambda schema: {"type": "array", "items": schema}),
     "prefix items": ("prefixItems.1.", lambda schema: {"prefixItems": [{}, schema]}),
     "items of a string": ("items.", lambda schema: {"type": "string", "items": schema}),
@@ -599,7 +550,7 @@ POSITIONS: dict[str, Position] = {
     "dependent": ("dependentSchemas.a.", lambda schema: {"dependentSchemas": {"a": schema}}),
     "dependency": ("dependencies.a.", lambda schema: {"dependencies": {"a": schema}}),
     "reference": ("$ref.", lambda schema: {"$ref": "#/$defs/x", "$defs": {"x": schema}}),
-}
+}  # fmt: skip
 
 
 def is_well_typed(keyword: str, value: Any) -> bool:
@@ -661,20 +612,6 @@ def test_a_keyword_with_the_value_null_is_absent_in_every_position(keyword: str)
             except SchemaError as error:
                 results.append(str(error))
         assert results[0] == results[1]
-
-
-@pytest.mark.parametrize(
-    ("schema", "path"),
-    [
-        ({"propertyNames": {"format": 3}}, "propertyNames.format"),
-        ({"type": "string", "minLength": float("inf")}, "minLength"),
-        ({"minimum": float("nan")}, "minimum"),
-        ({"propertyNames": {"dependentRequired": {"a": 1}}}, "propertyNames.dependentRequired.a"),
-    ],
-)
-def test_numbers_and_values_that_no_schema_has_are_named_by_their_path(schema: Any, path: str) -> None:
-    with pytest.raises(SchemaError, match=f"^{re.escape(path)}: "):
-        simplified(schema)
 
 
 def test_names_are_matched_against_expressions() -> None:

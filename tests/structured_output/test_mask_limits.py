@@ -1,7 +1,5 @@
 """Tests of slow grammar masks: they end their own request with an error. After two such requests they are refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of the grammar sandbox: a grammar that takes too much time or memory ends only the sandbox process."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

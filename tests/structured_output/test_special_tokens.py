@@ -1,7 +1,5 @@
 """Tests that the text of a special token in a grammar is text: it is generated with ordinary tokens."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

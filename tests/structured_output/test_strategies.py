@@ -1,7 +1,5 @@
 """Tests of grammars with every mask-filling strategy, replayed or eager, preempted or not."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

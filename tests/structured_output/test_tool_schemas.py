@@ -1,7 +1,5 @@
 """Tests that schemas of agents' tools compile, and that their masks stay far below the limits."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tests of witnesses: answers end in their format within `max_tokens`, and do not repeat themselves forever."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -27,22 +25,16 @@ NESTED = {
     "properties": {
         "reply": {"type": "string"},
         "tree": {"$ref": "#/$defs/tree"},
-        "kind": {
-            "anyOf": [{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}, {"const": 1}]
-        },
+        "kind": {"anyOf": [{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+                           {"const": 1}]},
     },
     "required": ["reply", "tree", "kind"],
     "$defs": {
-        "tree": {
-            "type": "object",
-            "properties": {
-                "next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]},
-                "size": {"type": "integer"},
-            },
-            "required": ["next"],
-        }
+        "tree": {"type": "object",
+                 "properties": {"next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]},
+                                "size": {"type": "integer"}}, "required": ["next"]}
     },
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +76,14 @@ def test_answers_to_random_schemas_end_in_time(llm: LLM, tiny: bool, seed: int, 
         ({"json_object": True}, r"\{\}"),
         ({"regex": "[a-z]{3,90};[0-9]{4}"}, "[a-z]{3,}?;[0-9]{4}"),
         ({"regex": "(ab)*"}, ""),
-        (
-            {"json": {"type": "array", "items": {"type": "integer"}, "minItems": 128, "maxItems": 128}},
-            r"\[(\d(, )?){128}\]",
-        ),
+        ({"json": {"type": "array", "items": {"type": "integer"}, "minItems": 128, "maxItems": 128}},
+         r"\[(\d(, )?){128}\]"),
         ({"json": {"type": "string", "minLength": 1500}}, r'"[^"]{1500,}"'),
         ({"choice": ["yes, certainly", "no"]}, "no"),
         ({"grammar": 'start: item ("," item)* ";"\nitem: /[a-z]+/ | "(" start ")"'}, "[a-z]+;"),
         ({"grammar": 'root ::= "[" (root ",")* "x" "]"'}, r"\[x\]"),
     ],
-)
+)  # fmt: skip
 def test_witnesses_are_short_answers(llm: LLM, grammars: GrammarCache, form: dict[str, Any], expected: str) -> None:
     _, witness = witness_of(grammars, form)
     assert llm.tokenizer is not None
@@ -133,12 +123,10 @@ def accepted(
 @pytest.mark.parametrize(
     ("begin", "repeated", "end"),
     [
-        ('{"a": "', "ha", '"'),
-        ('{"a": "', "- = ", '"'),
-        ('{"a": "", "b": [', "0, ", "]"),
+        ('{"a": "', "ha", '"'), ('{"a": "', "- = ", '"'), ('{"a": "", "b": [', "0, ", "]"),
         ('{"a": "", "c": [', "1, ", ""),
     ],
-)
+)  # fmt: skip
 def test_a_repetition_ends(llm: LLM, grammars: GrammarCache, begin: str, repeated: str, end: str) -> None:
     assert llm.tokenizer is not None
     encode = llm.tokenizer.encode
@@ -170,12 +158,10 @@ def test_a_fraction_has_no_more_digits_than_a_double(llm: LLM, grammars: Grammar
 @pytest.mark.parametrize(
     ("own", "text", "length"),
     [
-        ({}, "abcdefghijklmnopqrstuvw", 12),
-        ({}, r"\"\n\\bcdefghijklmnopqr", 12),
-        ({}, "日本語日本語日本語日本語日本語日本語", 12),
-        ({"maxLength": 15}, "abcdefghijklmnopqrstuvw", 15),
+        ({}, "abcdefghijklmnopqrstuvw", 12), ({}, r"\"\n\\bcdefghijklmnopqr", 12),
+        ({}, "日本語日本語日本語日本語日本語日本語", 12), ({"maxLength": 15}, "abcdefghijklmnopqrstuvw", 15),
     ],
-)
+)  # fmt: skip
 def test_a_long_string_ends(llm: LLM, grammars: GrammarCache, own: dict[str, int], text: str, length: int) -> None:
     assert llm.tokenizer is not None
     form = {"json": {"type": "array", "items": {"type": "string", **own}, "minItems": 2, "maxItems": 2}}

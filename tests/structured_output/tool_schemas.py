@@ -1,7 +1,5 @@
 """A hundred parameter schemas of tools, in the style of widely used agents and tool servers."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -101,14 +99,10 @@ ACTIONS: list[Schema] = [
     {
         "type": "object",
         "properties": {
-            "action": {
-                "oneOf": [
-                    closed(["type", "thought"], type={"type": "string", "const": "think"}, thought=text()),
-                    closed(["type", "query"], type={"type": "string", "const": "search"}, query=text()),
-                    closed(["type", "answer"], type={"type": "string", "const": "finish"}, answer=text()),
-                ],
-                "discriminator": {"propertyName": "type"},
-            }
+            "action": {"oneOf": [closed(["type", "thought"], type={"type": "string", "const": "think"}, thought=text()),
+                                 closed(["type", "query"], type={"type": "string", "const": "search"}, query=text()),
+                                 closed(["type", "answer"], type={"type": "string", "const": "finish"}, answer=text())],
+                       "discriminator": {"propertyName": "type"}}
         },
         "required": ["action"],
     },
@@ -121,7 +115,7 @@ ACTIONS: list[Schema] = [
     {"type": "object", "properties": {"scores": {"type": "object", "propertyNames": {"enum": ["speed", "cost"]}}}},
     {"type": "object", "properties": {"when": {"anyOf": [TIME, DAY, {"type": "null"}]}}, "dependentRequired": {}},
     {"type": "object", "properties": {"x": {"not": {}}, "y": text()}, "required": ["y"], "minProperties": 1},
-]
+]  # fmt: skip
 BASIC = [*FILES, *CODE, *WEB, *WORK, *DATA, *ACTIONS]
 
 
@@ -149,12 +143,8 @@ def _drafted(schema: Schema) -> Schema:
         for i, (name, each) in enumerate(schema["properties"].items())
     }
     return {
-        "title": "Arguments",
-        "$comment": "generated",
-        **schema,
-        "properties": annotated,
-        "unevaluatedProperties": True,
-    }
+        "title": "Arguments", "$comment": "generated", **schema, "properties": annotated, "unevaluatedProperties": True,
+    }  # fmt: skip
 
 
 WITH_PROPERTIES = [schema for schema in BASIC if "properties" in schema]

@@ -4,8 +4,6 @@ If the witness of a schema has at most `max_tokens` tokens, the answer ends with
 fits the schema, any other ends with `length`. A witness has at most twice the tokens of the shortest value.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

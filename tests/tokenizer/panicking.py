@@ -1,7 +1,5 @@
 """A stand-in for a tokenizers library that panics. The library does so for some patterns of checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

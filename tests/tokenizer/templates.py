@@ -1,8 +1,6 @@
 """Chat templates with the constructs of the documented families' templates, and a rendering by transformers."""
 
 # ruff: noqa: E501 (a line break in a template is part of it)
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -159,13 +157,10 @@ DETAILS = """{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ loop.p
 
 # Templates by the families of docs/models/index.md whose templates they resemble.
 TEMPLATES = {
-    "SDAR, Dream, DiffuCoder, Fast-dLLM v2, DreamReasoner, Nemotron": IM,
-    "LLaDA2, LLaDA-MoE": ROLES,
-    "LLaDA": HEADERS,
-    "DiffuLLaMA, iLLaDA, Stable-DiffCoder": INSTRUCTIONS,
-    "DiffusionGemma": MACROS,
+    "SDAR, Dream, DiffuCoder, Fast-dLLM v2, DreamReasoner, Nemotron": IM, "LLaDA2, LLaDA-MoE": ROLES, "LLaDA": HEADERS,
+    "DiffuLLaMA, iLLaDA, Stable-DiffCoder": INSTRUCTIONS, "DiffusionGemma": MACROS,
     "further filters and globals": DETAILS,
-}
+}  # fmt: skip
 # Templates that compare, search or cut text with special tokens that they wrote themselves.
 OWN_TEXT = {
     "a token that was appended": "{% for m in messages %}{% set c = m.content %}{% if m.role == 'assistant' %}{% set c = c ~ '<|im_end|>' %}{% endif %}<|im_start|>{{ c }}{% if '<|im_end|>' not in c %}<|im_end|>{% endif %}{% endfor %}",
@@ -205,22 +200,17 @@ WITH_CALLS: list[dict[str, Any]] = [
 CHATS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "hi"}],
     [{"role": "system", "content": " Be brief.\n"}, {"role": "user", "content": '  a é <b> & "c"\n'}],
-    [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "<think>\nwell\n</think>\n\nb"},
-        {"role": "user", "content": "東京 😀"},
-    ],
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>\nwell\n</think>\n\nb"},
+     {"role": "user", "content": "東京 😀"}],
     WITH_CALLS,
     [{"role": "assistant", "content": "first"}, {"role": "assistant", "content": "second"}],
-]
+]  # fmt: skip
 TOOL = {
     "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Adds <two> & more.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "string", "description": "é"}},
-                       "required": ["a"]},
-    },
+    "function": {"name": "add", "description": "Adds <two> & more.",
+                 "parameters": {"type": "object",
+                                "properties": {"a": {"type": "number"}, "b": {"type": "string", "description": "é"}},
+                                "required": ["a"]}},
 }  # fmt: skip
 VARIABLES: list[dict[str, Any]] = [
     {"add_generation_prompt": True},

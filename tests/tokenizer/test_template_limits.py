@@ -1,7 +1,5 @@
 """Tests of the limits of template rendering and encoding. Within these limits, results are unchanged."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests that templates that take much memory or time are refused, and that others render as in jinja."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import pytest

@@ -190,12 +190,10 @@ def test_host_measures_every_step_of_a_steady_batch(tmp_path, capsys):
 
 STEPS = {
     "setup": {"model": "llada2-mini", "quantization": None, "dtype": "bfloat16"},
-    "results": [
-        {"case": "plain", "batch": 1, "context": 512, "wall_ms": 3.5},
-        {"case": "plain", "batch": 8, "context": 512, "wall_ms": 6.5},
-        {"case": "commit", "batch": 8, "context": 512, "wall_ms": 8.0},
-    ],
-}
+    "results": [{"case": "plain", "batch": 1, "context": 512, "wall_ms": 3.5},
+                {"case": "plain", "batch": 8, "context": 512, "wall_ms": 6.5},
+                {"case": "commit", "batch": 8, "context": 512, "wall_ms": 8.0}],
+}  # fmt: skip
 ROUND = {"requests_per_second": 90.0, "latency": {"p50": 0.01, "p90": 0.02}}
 LOADS = {"loads": [{"clients": 1, "rounds": [ROUND]}, {"rate": 100.0, "rounds": [ROUND]}]}
 
@@ -236,11 +234,9 @@ def test_names_and_labels_of_curves():
         ([STEPS, LOADS], [], 2, "cannot be drawn together"),
         ([STEPS], ["--names", "a", "b"], 2, "--names needs one entry per file"),
         ([STEPS], ["--cases", "a"], 1, "no results to draw"),
-        *(
-            ([report], [], 1, "")
-            for report in ([], 3, {}, {"setup": {}}, {"setup": {}, "results": []}, {"setup": {}, "results": [{}]},
-                           {"setup": {}, "results": [{"case": "plain"}]}, {"loads": [{"a": 1}]}, {"loads": 3})
-        ),
+        *(([report], [], 1, "")
+          for report in ([], 3, {}, {"setup": {}}, {"setup": {}, "results": []}, {"setup": {}, "results": [{}]},
+                         {"setup": {}, "results": [{"case": "plain"}]}, {"loads": [{"a": 1}]}, {"loads": 3})),
     ],
 )  # fmt: skip
 def test_files_without_results_are_not_drawn(tmp_path, capsys, reports, flags, code, message):

@@ -1,7 +1,5 @@
 """Tests that only regular files inside a checkpoint are read, so it cannot disclose other files of the server."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -229,13 +227,9 @@ def test_deeply_nested_json_is_one_sentence(model: Path) -> None:
 
 
 KERNELS = (
-    "/proc/self/environ",
-    "/proc/thread-self/environ",
-    "/proc/self/task/../environ",
-    "/sys/kernel/uevent_seqnum",
-    "/dev/null",
-    "/dev/fd/0",
-)
+    "/proc/self/environ", "/proc/thread-self/environ", "/proc/self/task/../environ", "/sys/kernel/uevent_seqnum",
+    "/dev/null", "/dev/fd/0",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("path", KERNELS)

@@ -1,7 +1,5 @@
 """Tests of models from the Hugging Face Hub, which huggingface_hub downloads from a local stub."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -43,11 +43,8 @@ def test_the_familys_tokens_are_found_in_the_tokenizer(make):
 
 
 def test_eos_is_the_union_of_all_sources(make):
-    ids = make(
-        config={"eos_token_id": 0, "mask_token_id": 31},
-        generation={"eos_token_id": [1, 0]},
-        tokenizer_config={"eos_token": {"content": "<|endoftext|>"}, "mask_token": "c"},
-    )
+    named = {"eos_token": {"content": "<|endoftext|>"}, "mask_token": "c"}
+    ids = make({"eos_token_id": 0, "mask_token_id": 31}, generation={"eos_token_id": [1, 0]}, tokenizer_config=named)
     assert (ids.mask, ids.eos) == (31, (0, 1, 2, 3))
 
 

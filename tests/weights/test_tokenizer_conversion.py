@@ -1,7 +1,5 @@
 """Tests of checkpoints without tokenizer.json: ids of converted tokenizers, the cache, limits and messages."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -181,10 +179,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: write_tiktoken(path, tokenizer_class="Own", auto_map={"AutoTokenizer": "code.Own"}),
         "does not state how text is split",
     ),
-    "vocab.json alone": (
-        lambda path: (write_bpe(path), (path / "merges.txt").unlink()),
-        "merges.txt is missing",
-    ),
+    "vocab.json alone": (lambda path: (write_bpe(path), (path / "merges.txt").unlink()), "merges.txt is missing"),
     "a damaged vocab.json": (lambda path: (write_bpe(path), (path / "vocab.json").write_text("{")), "vocab.json"),
     "merges that make no token": (
         lambda path: (write_bpe(path), (path / "merges.txt").write_text("zz qq\n")),
@@ -202,7 +197,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: (path / "tokenizer.model").write_text("YQ== 0\nYg== 1\n"),
         "lacks 254 of the 256 single bytes",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", marked(REFUSED, quick=["an unknown class with vocab.json", "a damaged model"]))
@@ -500,11 +495,9 @@ SLOW: dict[str, tuple[str, Callable[[Path], object]]] = {
     "Llama": ("LlamaTokenizer", lambda path: _named_specials(path)),
     "Llama, legacy": ("LlamaTokenizer", lambda path: _named_specials(path, legacy=True)),
     "Llama, not legacy": ("LlamaTokenizer", lambda path: _named_specials(path, legacy=False)),
-    "Llama without prefix": (
-        "LlamaTokenizer",
-        lambda path: _named_specials(path, legacy=False, add_prefix_space=False),
-    ),
-}
+    "Llama without prefix": ("LlamaTokenizer",
+                             lambda path: _named_specials(path, legacy=False, add_prefix_space=False)),
+}  # fmt: skip
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %} <|endoftext|> x"
 
 

@@ -1,7 +1,5 @@
 """Builds tokenizers in their published formats, with an independent encoder for each format."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import io
@@ -154,21 +152,16 @@ def sentencepiece_model(**options: Any) -> bytes:
     """Trains and returns a sentencepiece model. `options`: those of the trainer."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus()),
-        model_writer=model,
-        minloglevel=2,
-        num_threads=1,
+        sentence_iterator=iter(corpus()), model_writer=model, minloglevel=2, num_threads=1,
         **{"vocab_size": 800, "character_coverage": 0.995, "hard_vocab_limit": False} | options,
-    )
+    )  # fmt: skip
     return model.getvalue()
 
 
 LLAMA = {
-    "model_type": "bpe",
-    "byte_fallback": True,
-    "normalization_rule_name": "identity",
+    "model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity",
     "remove_extra_whitespaces": False,
-}
+}  # fmt: skip
 
 
 def write_sentencepiece(

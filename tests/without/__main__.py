@@ -3,8 +3,6 @@
 All tests except those of the removed entries must pass.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

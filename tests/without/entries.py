@@ -1,7 +1,5 @@
 """Reads the entries from the imports of their packages, and removes entries from a copy of the tree."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Instruments the entries in a copy of the tree: each function of an entry records its calls, in any process."""
 
-from __future__ import annotations
-
 import ast
 import os
 from collections.abc import Iterable

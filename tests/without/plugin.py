@@ -3,8 +3,6 @@
 It also deselects the tests whose ids another file lists.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,9 +48,6 @@ class Failures:
             line = next((line for line in why if line.startswith("E ")), why[-1])
             with self.path.open("a", encoding="utf-8") as file:
                 record = {
-                    "test": report.nodeid,
-                    "all_entries": all_entries,
-                    "why": line[1:].strip(),
-                    "fixtures": fixtures,
-                }
+                    "test": report.nodeid, "all_entries": all_entries, "why": line[1:].strip(), "fixtures": fixtures,
+                }  # fmt: skip
                 file.write(json.dumps(record) + "\n")

@@ -1,7 +1,5 @@
 """pytest plugin for a copy with instrumented entries. It writes the entries that each test used, as JSON lines."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator
 from pathlib import Path

@@ -3,8 +3,6 @@
 A later run without an entry needs to execute only the tests that use it.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json
@@ -17,14 +15,9 @@ from tests.without.entries import Entry, named
 
 # Tests that read the whole registry without calling the entries' functions.
 READ_BY_NAME = (
-    "tests/without/",
-    "tests/test_docs.py",
-    "tests/test_extending.py",
-    "tests/config/",
-    "tests/request/",
-    "tests/server/test_openapi.py",
-    "tests/operator/test_flags.py",
-)
+    "tests/without/", "tests/test_docs.py", "tests/test_extending.py", "tests/config/", "tests/request/",
+    "tests/server/test_openapi.py", "tests/operator/test_flags.py",
+)  # fmt: skip
 
 
 class Test(NamedTuple):

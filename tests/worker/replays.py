@@ -1,7 +1,5 @@
 """Compares answers of replayed CUDA graphs with those of eager steps, for every family, strategy and algorithm."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,11 +19,8 @@ from tests.golden import GOLDEN
 from tests.models.golden_answers import SERVER, cases
 
 SMALL = {
-    "max_num_reqs": 4,
-    "max_num_batched_tokens": 128,
-    "num_pages": 256,
-    "max_model_len": 96,
-}
+    "max_num_reqs": 4, "max_num_batched_tokens": 128, "num_pages": 256, "max_model_len": 96,
+}  # fmt: skip
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 9, 8], list(range(20, 53))]
 
 

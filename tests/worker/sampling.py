@@ -1,7 +1,5 @@
 """Runs a sampler on a plan, without a model runner."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

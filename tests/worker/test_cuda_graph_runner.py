@@ -1,7 +1,5 @@
 """Tests of the CUDA graph runner: padding, captured sizes, and captures at start and between steps."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from itertools import pairwise
 from types import SimpleNamespace
@@ -148,12 +146,8 @@ def test_sizes_of_blocks_include_a_padding_block() -> None:
     assert (padded.blocks, padded.size) == (7, 8)
     (larger,) = padded.groups
     assert (larger.blocks, larger.num_filtered, larger.num_random, larger.rows, larger.history_len) == (
-        7,
-        16,
-        48,
-        64,
-        16,
-    )
+        7, 16, 48, 64, 16,
+    )  # fmt: skip
     assert sizes.pad_sample(SampleDescriptor(9, 8, (group,))) is None
 
 
@@ -237,9 +231,7 @@ def load(**flags: object) -> Engine:
     return load_engine(config)
 
 
-def test_graphs_of_few_requests_are_captured_at_start_and_the_others_while_idle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_graphs_of_few_requests_are_captured_at_start_and_others_while_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     with pretending(monkeypatch):
         engine = load()
         runner = engine.runner

@@ -1,7 +1,5 @@
 """Tests of the input builder, which reuses the layout of the previous plan."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,10 +48,7 @@ def test_reused_layouts_equal_new_ones(data: st.DataObject) -> None:
     setup = data.draw(setups(strategy=strategy))
     run = Run(setup)
     run.engine.input_builder = Comparing(run.engine.table, run.engine.strategy)
-    for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):
-        run.add(ask)
-    run.drain()
-    run.compare()
+    run.finish(*data.draw(st.lists(asks(setup), min_size=1, max_size=4)))
 
 
 def test_a_denoising_batch_of_fixed_reuses_its_layout() -> None:

@@ -1,7 +1,5 @@
 """Tests of the log-probabilities of forced tokens. Random schedules of the engine tests cover those of answers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -20,15 +18,12 @@ from tests.oracle.block import Params, banned
 from tests.request.test_sampling_params import info, rule_info
 
 SETUPS = [
-    Setup(),
-    Setup(block=8, page=4, buffer=3),
-    Setup(strategy="full", shift=False, budget=64),
+    Setup(), Setup(block=8, page=4, buffer=3), Setup(strategy="full", shift=False, budget=64),
     Setup(strategy="full", shift=True, budget=64),
     Setup(strategy="d2f", shift=False, buffer=2, budget=64, page=4, prefix_caching=False, pages=80),
     Setup(strategy="d2f", shift=True, buffer=2, budget=64, page=4, prefix_caching=False, pages=80),
-    Setup(strategy="nemotron_diffusion", pages=80),
-    Setup(strategy="fast_dllm_v2", block=8),
-]
+    Setup(strategy="nemotron_diffusion", pages=80), Setup(strategy="fast_dllm_v2", block=8),
+]  # fmt: skip
 
 
 def spec_of(setup: Setup, text: list[int], first: int, *, id: str, stride: int = 1, top: int = 2) -> RequestSpec:

@@ -1,7 +1,5 @@
 """Tests of the warm-up: kernels that the cache lacks are compiled first."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import cast
 

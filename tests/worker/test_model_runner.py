@@ -1,7 +1,5 @@
 """Tests of the model runner: chunks of head and sampling, warm-up, and the fused argmax."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,10 +34,7 @@ def test_chunk_sizes_of_head_and_sampling_do_not_change_results(
     monkeypatch.setattr(candidates, "SAMPLING_CHUNK_ROWS", data.draw(st.integers(1, 4)))
     setup = data.draw(setups())
     run = Run(setup)
-    for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):
-        run.add(ask)
-    run.drain()
-    run.compare()
+    run.finish(*data.draw(st.lists(asks(setup), min_size=1, max_size=4)))
 
 
 class Listening(ModelRunner):

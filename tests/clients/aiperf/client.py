@@ -30,18 +30,8 @@ def profiled(name, *more):
     """Runs a profile, and checks that each request has the known answer and the number of tokens that aiperf counts."""
     made = pathlib.Path(name)
     command = [
-        "aiperf",
-        "profile",
-        "--model",
-        MODEL,
-        "--url",
-        SERVER,
-        "--api-key",
-        KEY,
-        "--endpoint-type",
-        "chat",
-        *more,
-    ]
+        "aiperf", "profile", "--model", MODEL, "--url", SERVER, "--api-key", KEY, "--endpoint-type", "chat", *more,
+    ]  # fmt: skip
     command += ["--input-file", str(PROMPTS), "--custom-dataset-type", "single_turn", "--tokenizer", TOKENIZER]
     command += ["--request-count", str(REQUESTS), "--concurrency", "2", "--workers-max", "1", "--ui", "none"]
     command += ["--artifact-dir", str(made), "--export-level", "records", "--export-outputs-json"]

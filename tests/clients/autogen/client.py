@@ -11,12 +11,8 @@ from person import Person
 
 def client(**more: Any) -> OpenAIChatCompletionClient:
     info: Any = {
-        "vision": False,
-        "function_calling": True,
-        "json_output": True,
-        "structured_output": True,
-        "family": "unknown",
-    }
+        "vision": False, "function_calling": True, "json_output": True, "structured_output": True, "family": "unknown",
+    }  # fmt: skip
     return OpenAIChatCompletionClient(model=MODEL, base_url=URL, api_key=KEY, model_info=info, max_retries=0, **more)
 
 

@@ -5,24 +5,8 @@ from typing import Any
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise LiteLLM downloads its list of prices
 
-from checks import (
-    COMPUTE,
-    COMPUTED,
-    KEY,
-    MODEL,
-    MULTIPLICATION,
-    MULTIPLICATION_ANSWER,
-    PERSON,
-    RECORD,
-    SUM,
-    SUM_ANSWER,
-    TALE,
-    URL,
-    calculated,
-    check,
-    main,
-    same,
-)
+import checks
+from checks import calculated, check, main, same
 from google.adk.agents import LlmAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.events import Event
@@ -38,8 +22,8 @@ called: list[str] = []
 
 def models() -> list[BaseLlm]:
     """Returns new models. Their connections belong to the event loop of one check."""
-    host: Any = {"model": MODEL, "base_url": URL, "api_key": KEY}
-    lite = LiteLlm(f"openai/{MODEL}", api_base=URL, api_key=KEY, num_retries=0)
+    host: Any = {"model": checks.MODEL, "base_url": checks.URL, "api_key": checks.KEY}
+    lite = LiteLlm(f"openai/{checks.MODEL}", api_base=checks.URL, api_key=checks.KEY, num_retries=0)
     return [lite, OpenAILlm(**host), OpenAIResponsesLlm(**host)]
 
 
@@ -66,15 +50,15 @@ def written(event: Event) -> str:
 async def session() -> None:
     for model in models():
         chat = Chat(model)
-        same(await chat.answer(SUM), SUM_ANSWER)
-        same(await chat.answer(MULTIPLICATION), MULTIPLICATION_ANSWER)
+        same(await chat.answer(checks.SUM), checks.SUM_ANSWER)
+        same(await chat.answer(checks.MULTIPLICATION), checks.MULTIPLICATION_ANSWER)
 
 
 @check("streaming")
 async def sse() -> None:
     for model in models():
-        complete = await Chat(model).answer(TALE)
-        events = await Chat(model).events(TALE, StreamingMode.SSE)
+        complete = await Chat(model).answer(checks.TALE)
+        events = await Chat(model).events(checks.TALE, StreamingMode.SSE)
         pieces = [written(event) for event in events if event.partial]
         same(["".join(pieces), written(events[-1])], [complete, complete])
         assert len(pieces) > 2, pieces
@@ -85,7 +69,7 @@ async def sse() -> None:
 @check("structured")
 async def output_schema() -> None:
     for model in models():
-        same(json.loads(await Chat(model, output_schema=Person).answer(RECORD)), PERSON)
+        same(json.loads(await Chat(model, output_schema=Person).answer(checks.RECORD)), checks.PERSON)
 
 
 def calculator(expression: str) -> str:
@@ -98,8 +82,8 @@ def calculator(expression: str) -> str:
 async def there_and_back() -> None:
     for model, mode in product(models(), (StreamingMode.NONE, StreamingMode.SSE)):
         called.clear()
-        events = await Chat(model, tools=[calculator]).events(COMPUTE, mode)
-        assert COMPUTED in written(events[-1]), events
+        events = await Chat(model, tools=[calculator]).events(checks.COMPUTE, mode)
+        assert checks.COMPUTED in written(events[-1]), events
         same(len(called), 1)
 
 

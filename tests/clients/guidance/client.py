@@ -1,25 +1,11 @@
-from checks import (
-    COMPUTE,
-    COMPUTED,
-    KEY,
-    MODEL,
-    PERSON,
-    RECORD,
-    SUM,
-    SUM_ANSWER,
-    TALE,
-    URL,
-    calculated,
-    check,
-    main,
-    same,
-)
+import checks
+from checks import calculated, check, main, same
 from guidance import assistant, gen, json, models, user
 from person import Person
 
 
 def model():
-    return models.OpenAI(MODEL, api_key=KEY, base_url=URL, max_retries=0, echo=False)
+    return models.OpenAI(checks.MODEL, api_key=checks.KEY, base_url=checks.URL, max_retries=0, echo=False)
 
 
 def asked(question, form):
@@ -34,13 +20,13 @@ def asked(question, form):
 
 @check("basic")
 def chat():
-    same(asked(SUM, gen("answer")), SUM_ANSWER)
+    same(asked(checks.SUM, gen("answer")), checks.SUM_ANSWER)
 
 
 @check("basic")
 def two_turns():
     state = model()
-    for question, answer in ((TALE, None), (SUM, SUM_ANSWER)):
+    for question, answer in ((checks.TALE, None), (checks.SUM, checks.SUM_ANSWER)):
         with user():
             state += question
         with assistant():
@@ -50,7 +36,7 @@ def two_turns():
 
 @check("structured")
 def json_schema():
-    same(Person.model_validate_json(asked(RECORD, json("answer", schema=Person))), Person(**PERSON))
+    same(Person.model_validate_json(asked(checks.RECORD, json("answer", schema=Person))), Person(**checks.PERSON))
 
 
 @check("tools")
@@ -64,13 +50,13 @@ def round_trip():
 
     state = model()
     with user():
-        state += COMPUTE
+        state += checks.COMPUTE
     with assistant():
         state += gen(tools=[calculator])
     with assistant():
         state += gen("answer")
     same(len(asked_for), 1)
-    assert COMPUTED in state["answer"], state["answer"]
+    assert checks.COMPUTED in state["answer"], state["answer"]
 
 
 main()

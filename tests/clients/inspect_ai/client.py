@@ -4,22 +4,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from checks import (
-    COMPUTE,
-    COMPUTED,
-    KEY,
-    MODEL,
-    PERSON,
-    RECORD,
-    SUM,
-    SUM_ANSWER,
-    TALE,
-    URL,
-    calculated,
-    check,
-    main,
-    same,
-)
+import checks
+from checks import calculated, check, main, same
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
@@ -30,7 +16,7 @@ from inspect_ai.tool import Tool, tool
 from inspect_ai.util import json_schema
 from person import Person
 
-NAME = f"openai-api/unmask/{MODEL}"
+NAME = f"openai-api/unmask/{checks.MODEL}"
 SUMS = Path("sums.py")
 SUMS.write_text("""
 from inspect_ai import Task, task
@@ -46,7 +32,7 @@ def sums():
 
 
 def demo(**arguments: Any) -> Model:
-    return get_model(NAME, base_url=URL, api_key=KEY, memoize=False, **arguments)
+    return get_model(NAME, base_url=checks.URL, api_key=checks.KEY, memoize=False, **arguments)
 
 
 def accuracy(log: EvalLog) -> float:
@@ -61,7 +47,7 @@ def evaluate(task: Task | str, model: Model) -> EvalLog:
 
 @check("basic")
 def command_line() -> None:
-    env = os.environ | {"UNMASK_API_KEY": KEY, "UNMASK_BASE_URL": URL}
+    env = os.environ | {"UNMASK_API_KEY": checks.KEY, "UNMASK_BASE_URL": checks.URL}
     command = ["inspect", "eval", str(SUMS), "--model", NAME, "--display", "none", "--log-dir", "of_command"]
     subprocess.run(command, env=env, check=True)
     (found,) = list_eval_logs("of_command")
@@ -78,15 +64,15 @@ def over_responses() -> None:
 
 @check("streaming")
 async def stream() -> None:
-    complete = await demo().generate(TALE)
-    same((await demo(stream=True).generate(TALE)).completion, complete.completion)
+    complete = await demo().generate(checks.TALE)
+    same((await demo(stream=True).generate(checks.TALE)).completion, complete.completion)
 
 
 @check("structured")
 async def response_schema() -> None:
     schema = ResponseSchema(name="person", json_schema=json_schema(Person), strict=True)
-    answer = await demo().generate(RECORD, config=GenerateConfig(response_schema=schema))
-    same(json.loads(answer.completion), PERSON)
+    answer = await demo().generate(checks.RECORD, config=GenerateConfig(response_schema=schema))
+    same(json.loads(answer.completion), checks.PERSON)
 
 
 @tool
@@ -105,7 +91,7 @@ def calculator() -> Tool:
 @check("tools")
 def there_and_back() -> None:
     task = Task(
-        dataset=[Sample(input=COMPUTE, target=COMPUTED)],
+        dataset=[Sample(input=checks.COMPUTE, target=checks.COMPUTED)],
         solver=[use_tools(calculator()), generate()],
         scorer=includes(),
     )
@@ -119,11 +105,11 @@ def there_and_back() -> None:
 @check("more")
 async def several_choices_and_logprobs() -> None:
     config = GenerateConfig(num_choices=2, logprobs=True, top_logprobs=2, temperature=0.2, seed=1)
-    answer = await demo().generate(SUM, config=config)
-    same([choice.message.text for choice in answer.choices], [SUM_ANSWER] * 2)
+    answer = await demo().generate(checks.SUM, config=config)
+    same([choice.message.text for choice in answer.choices], [checks.SUM_ANSWER] * 2)
     logprobs = answer.choices[0].logprobs
     assert logprobs
-    same("".join(token.token for token in logprobs.content), SUM_ANSWER)
+    same("".join(token.token for token in logprobs.content), checks.SUM_ANSWER)
 
 
 main()

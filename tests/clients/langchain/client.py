@@ -1,20 +1,5 @@
-from checks import (
-    COMPUTE,
-    COMPUTED,
-    KEY,
-    MODEL,
-    PERSON,
-    RECORD,
-    SCHEMA,
-    SUM,
-    SUM_ANSWER,
-    TALE,
-    URL,
-    calculated,
-    check,
-    main,
-    same,
-)
+import checks
+from checks import calculated, check, main, same
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
@@ -23,13 +8,13 @@ from langchain_openai import ChatOpenAI
 from person import Person
 from pydantic import create_model
 
-model = ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY, max_retries=0, temperature=0)
+model = ChatOpenAI(model=checks.MODEL, base_url=checks.URL, api_key=checks.KEY, max_retries=0, temperature=0)
 
 
 @check("basic")
 def invoke() -> None:
-    answer = model.invoke(SUM)
-    same(answer.content, SUM_ANSWER)
+    answer = model.invoke(checks.SUM)
+    same(answer.content, checks.SUM_ANSWER)
     assert answer.usage_metadata and answer.usage_metadata["output_tokens"] > 5
 
 
@@ -37,7 +22,7 @@ def invoke() -> None:
 def chain_and_history() -> None:
     chain = ChatPromptTemplate.from_messages([("human", "Solve: {a} * {b}.")]) | model
     same(chain.invoke({"a": 7, "b": 8}).content, "7 x 8 = 56.")
-    history = [HumanMessage(SUM), model.invoke(SUM), AIMessage("Good."), HumanMessage("Solve: 7 * 8.")]
+    history = [HumanMessage(checks.SUM), model.invoke(checks.SUM), AIMessage("Good."), HumanMessage("Solve: 7 * 8.")]
     assert model.invoke(history).content
 
 
@@ -49,8 +34,8 @@ async def batch() -> None:
 
 @check("streaming")
 def stream() -> None:
-    pieces = list(model.stream(TALE, stream_usage=True))
-    message = model.invoke(TALE)
+    pieces = list(model.stream(checks.TALE, stream_usage=True))
+    message = model.invoke(checks.TALE)
     same("".join(str(piece.content) for piece in pieces), message.content)
     usage = [piece.usage_metadata for piece in pieces if piece.usage_metadata]
     assert message.usage_metadata
@@ -59,20 +44,20 @@ def stream() -> None:
 
 @check("structured")
 def json_schema() -> None:
-    same(model.with_structured_output(Person, method="json_schema").invoke(RECORD), Person(**PERSON))
+    same(model.with_structured_output(Person, method="json_schema").invoke(checks.RECORD), Person(**checks.PERSON))
 
 
 @check("structured")
 def json_schema_as_a_dict() -> None:
-    found = model.with_structured_output({"title": "person", **SCHEMA}, method="json_schema", strict=True).invoke(
-        RECORD
-    )
-    same(found, PERSON)
+    found = model.with_structured_output(
+        {"title": "person", **checks.SCHEMA}, method="json_schema", strict=True
+    ).invoke(checks.RECORD)
+    same(found, checks.PERSON)
 
 
 @check("structured")
 def json_mode() -> None:
-    same(model.with_structured_output(Person, method="json_mode").invoke(RECORD), Person(**PERSON))
+    same(model.with_structured_output(Person, method="json_mode").invoke(checks.RECORD), Person(**checks.PERSON))
 
 
 @tool
@@ -83,27 +68,27 @@ def calculator(expression: str) -> str:
 
 @check("tools")
 def bound() -> None:
-    (call,) = model.bind_tools([calculator]).invoke(COMPUTE).tool_calls
-    same(calculator.invoke(call).content, COMPUTED)
+    (call,) = model.bind_tools([calculator]).invoke(checks.COMPUTE).tool_calls
+    same(calculator.invoke(call).content, checks.COMPUTED)
 
 
 @check("tools")
 def bound_streamed() -> None:
     asked = model.bind_tools([calculator], tool_choice="required", strict=True)
-    pieces = list(asked.stream(COMPUTE))
+    pieces = list(asked.stream(checks.COMPUTE))
     message = pieces[0]
     for piece in pieces[1:]:
         message += piece
     same([call["name"] for call in message.tool_calls], ["calculator"])
-    same(calculator.invoke(message.tool_calls[0]).content, COMPUTED)
+    same(calculator.invoke(message.tool_calls[0]).content, checks.COMPUTED)
 
 
 @check("tools")
 def agent() -> None:
-    messages = create_agent(model, tools=[calculator]).invoke({"messages": [HumanMessage(COMPUTE)]})["messages"]
+    messages = create_agent(model, tools=[calculator]).invoke({"messages": [HumanMessage(checks.COMPUTE)]})["messages"]
     same([message.type for message in messages], ["human", "ai", "tool", "ai"])
-    same(messages[2].content, COMPUTED)
-    assert COMPUTED in messages[3].content, messages
+    same(messages[2].content, checks.COMPUTED)
+    assert checks.COMPUTED in messages[3].content, messages
 
 
 Calculator = create_model("calculator", __doc__="Calculate the value of an arithmetic expression.", expression=str)
@@ -111,8 +96,8 @@ Calculator = create_model("calculator", __doc__="Calculate the value of an arith
 
 @check("structured")
 def function_calling() -> None:
-    found = model.with_structured_output(Calculator, method="function_calling").invoke(COMPUTE)
-    same(calculated(found.expression), COMPUTED)
+    found = model.with_structured_output(Calculator, method="function_calling").invoke(checks.COMPUTE)
+    same(calculated(found.expression), checks.COMPUTED)
 
 
 main()

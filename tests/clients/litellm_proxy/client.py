@@ -9,44 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import checks
 import httpx
 import openai
-from checks import (
-    COMPUTE,
-    COMPUTED,
-    MODEL,
-    MULTIPLICATION,
-    MULTIPLICATION_ANSWER,
-    PERSON,
-    RECORD,
-    SUM,
-    SUM_ANSWER,
-    TALE,
-    URL,
-    calculated,
-    check,
-    main,
-    same,
-    user_message,
-)
+from checks import calculated, check, main, same, user_message
 from person import Person
 
 NAME = "demo"  # of the model at the proxy
 PROXY_KEY = "sk-of-the-proxy"
 CONFIG = {
-    "model_list": [
-        {
-            "model_name": NAME,
-            "litellm_params": {
-                "model": f"openai/{MODEL}",
-                "api_base": URL,
-                "api_key": "os.environ/UNMASK_CLIENT_KEY",
-            },
-        }
-    ],
-    "litellm_settings": {"num_retries": 0},
-    "general_settings": {"master_key": PROXY_KEY},
-}
+    "model_list": [{"model_name": NAME, "litellm_params": {
+        "model": f"openai/{checks.MODEL}", "api_base": checks.URL, "api_key": "os.environ/UNMASK_CLIENT_KEY"}}],
+    "litellm_settings": {"num_retries": 0}, "general_settings": {"master_key": PROXY_KEY},
+}  # fmt: skip
 
 
 @contextmanager
@@ -89,36 +64,36 @@ def claude_message(text: str) -> Any:
 
 @check("basic")
 def chat() -> None:
-    answer = client.chat.completions.create(model=NAME, messages=user_message(SUM))
-    same([answer.choices[0].message.content, answer.choices[0].finish_reason], [SUM_ANSWER, "stop"])
+    answer = client.chat.completions.create(model=NAME, messages=user_message(checks.SUM))
+    same([answer.choices[0].message.content, answer.choices[0].finish_reason], [checks.SUM_ANSWER, "stop"])
 
 
 @check("basic")
 def its_own_history() -> None:
-    first = client.chat.completions.create(model=NAME, messages=user_message(SUM)).choices[0].message
-    history = [*user_message(SUM), first.model_dump(), *user_message(MULTIPLICATION)]
+    first = client.chat.completions.create(model=NAME, messages=user_message(checks.SUM)).choices[0].message
+    history = [*user_message(checks.SUM), first.model_dump(), *user_message(checks.MULTIPLICATION)]
     answer = client.chat.completions.create(model=NAME, messages=history)
-    same(answer.choices[0].message.content, MULTIPLICATION_ANSWER)
+    same(answer.choices[0].message.content, checks.MULTIPLICATION_ANSWER)
 
 
 @check("basic")
 def responses() -> None:
-    same(client.responses.create(model=NAME, input=SUM).output_text, SUM_ANSWER)
+    same(client.responses.create(model=NAME, input=checks.SUM).output_text, checks.SUM_ANSWER)
 
 
 @check("basic")
 def messages() -> None:
-    answer = claude.messages.create(**claude_message(SUM))
-    same([block.text for block in answer.content if block.type == "text"], [SUM_ANSWER])
+    answer = claude.messages.create(**claude_message(checks.SUM))
+    same([block.text for block in answer.content if block.type == "text"], [checks.SUM_ANSWER])
     same(answer.stop_reason, "end_turn")
 
 
 @check("streaming")
 def chat_streamed() -> None:
-    complete = client.chat.completions.create(model=NAME, messages=user_message(TALE))
+    complete = client.chat.completions.create(model=NAME, messages=user_message(checks.TALE))
     chunks = list(
         client.chat.completions.create(
-            model=NAME, messages=user_message(TALE), stream=True, stream_options={"include_usage": True}
+            model=NAME, messages=user_message(checks.TALE), stream=True, stream_options={"include_usage": True}
         )
     )
     pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
@@ -130,16 +105,16 @@ def chat_streamed() -> None:
 
 @check("streaming")
 def responses_streamed() -> None:
-    complete = client.responses.create(model=NAME, input=TALE).output_text
-    with client.responses.stream(model=NAME, input=TALE) as stream:
+    complete = client.responses.create(model=NAME, input=checks.TALE).output_text
+    with client.responses.stream(model=NAME, input=checks.TALE) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
     same(text, complete)
 
 
 @check("streaming")
 def messages_streamed() -> None:
-    complete = claude.messages.create(**claude_message(TALE))
-    with claude.messages.stream(**claude_message(TALE)) as stream:
+    complete = claude.messages.create(**claude_message(checks.TALE))
+    with claude.messages.stream(**claude_message(checks.TALE)) as stream:
         pieces = list(stream.text_stream)
         final = stream.get_final_message()
     same(["".join(pieces), final.content[0].text], [complete.content[0].text] * 2)
@@ -148,20 +123,20 @@ def messages_streamed() -> None:
 
 @check("structured")
 def parsed() -> None:
-    answer = client.chat.completions.parse(model=NAME, messages=user_message(RECORD), response_format=Person)
-    same(answer.choices[0].message.parsed, Person(**PERSON))
+    answer = client.chat.completions.parse(model=NAME, messages=user_message(checks.RECORD), response_format=Person)
+    same(answer.choices[0].message.parsed, Person(**checks.PERSON))
 
 
 @check("tools")
 def there_and_back() -> None:
     asked: Any = {"model": NAME, "tools": [{"type": "function", "function": CALCULATOR}]}
-    message = client.chat.completions.create(**asked, messages=user_message(COMPUTE)).choices[0].message
+    message = client.chat.completions.create(**asked, messages=user_message(checks.COMPUTE)).choices[0].message
     (call,) = message.tool_calls or []
     result = calculated(json.loads(call.function.arguments)["expression"])
-    history = [*user_message(COMPUTE), message, {"role": "tool", "tool_call_id": call.id, "content": result}]
+    history = [*user_message(checks.COMPUTE), message, {"role": "tool", "tool_call_id": call.id, "content": result}]
     answer = client.chat.completions.create(**asked, messages=history).choices[0].message.content
-    assert answer and COMPUTED in answer, answer
-    with client.chat.completions.stream(**asked, messages=user_message(COMPUTE)) as stream:
+    assert answer and checks.COMPUTED in answer, answer
+    with client.chat.completions.stream(**asked, messages=user_message(checks.COMPUTE)) as stream:
         (again,) = stream.get_final_completion().choices[0].message.tool_calls or []
     same(again.function.arguments, call.function.arguments)
 
@@ -169,7 +144,7 @@ def there_and_back() -> None:
 @check("tools")
 def there_and_back_with_messages() -> None:
     tool = {"name": CALCULATOR["name"], "description": CALCULATOR["description"]}
-    asked = claude_message(COMPUTE) | {"tools": [tool | {"input_schema": CALCULATOR["parameters"]}]}
+    asked = claude_message(checks.COMPUTE) | {"tools": [tool | {"input_schema": CALCULATOR["parameters"]}]}
     with claude.messages.stream(**asked) as stream:
         message = stream.get_final_message()
     (call,) = (block for block in message.content if block.type == "tool_use")
@@ -177,7 +152,7 @@ def there_and_back_with_messages() -> None:
     result = {"type": "tool_result", "tool_use_id": call.id, "content": calculated(call.input["expression"])}
     asked["messages"] += [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
     answer = claude.messages.create(**asked)
-    assert COMPUTED in answer.content[0].text, answer
+    assert checks.COMPUTED in answer.content[0].text, answer
 
 
 @check("more")
@@ -188,7 +163,7 @@ def models() -> None:
 @check("more")
 def errors() -> None:
     try:
-        client.chat.completions.create(model=NAME, messages=user_message(SUM), max_tokens=0)
+        client.chat.completions.create(model=NAME, messages=user_message(checks.SUM), max_tokens=0)
     except openai.BadRequestError as error:
         assert "max_tokens: 0 is out of range" in error.message, error
         return

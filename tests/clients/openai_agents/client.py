@@ -1,3 +1,4 @@
+import checks
 from agents import (
     Agent,
     ModelSettings,
@@ -7,22 +8,7 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from checks import (
-    COMPUTE,
-    COMPUTED,
-    KEY,
-    MODEL,
-    PERSON,
-    RECORD,
-    SUM,
-    SUM_ANSWER,
-    TALE,
-    URL,
-    calculated,
-    check,
-    main,
-    same,
-)
+from checks import calculated, check, main, same
 from openai import AsyncOpenAI
 from person import Person
 
@@ -33,27 +19,27 @@ called: list[str] = []
 
 
 def agent(**more: object) -> Agent[None]:
-    client = AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0)
-    model = OpenAIChatCompletionsModel(MODEL, client)
+    client = AsyncOpenAI(base_url=checks.URL, api_key=checks.KEY, max_retries=0)
+    model = OpenAIChatCompletionsModel(checks.MODEL, client)
     return Agent(name="demo", model=model, model_settings=ModelSettings(include_usage=True), **more)
 
 
 def responses() -> OpenAIResponsesModel:
-    return OpenAIResponsesModel(MODEL, AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0))
+    return OpenAIResponsesModel(checks.MODEL, AsyncOpenAI(base_url=checks.URL, api_key=checks.KEY, max_retries=0))
 
 
 @check("basic")
 async def run() -> None:
-    result = await Runner.run(agent(), SUM)
-    same(result.final_output, SUM_ANSWER)
+    result = await Runner.run(agent(), checks.SUM)
+    same(result.final_output, checks.SUM_ANSWER)
     asked = [*result.to_input_list(), {"role": "user", "content": "Solve: 7 * 8."}]
     same((await Runner.run(agent(), asked)).final_output, "7 x 8 = 56.")
 
 
 @check("streaming")
 async def run_streamed() -> None:
-    output = (await Runner.run(agent(), TALE)).final_output
-    result = Runner.run_streamed(agent(), TALE)
+    output = (await Runner.run(agent(), checks.TALE)).final_output
+    result = Runner.run_streamed(agent(), checks.TALE)
     pieces = []
     async for event in result.stream_events():
         if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
@@ -66,15 +52,15 @@ async def run_streamed() -> None:
 @check("basic")
 async def over_responses() -> None:
     model = responses()
-    result = await Runner.run(Agent(name="demo", model=model), SUM)
-    same(result.final_output, SUM_ANSWER)
+    result = await Runner.run(Agent(name="demo", model=model), checks.SUM)
+    same(result.final_output, checks.SUM_ANSWER)
     asked = [*result.to_input_list(), {"role": "user", "content": "Solve: 7 * 8."}]
     same((await Runner.run(Agent(name="demo", model=model), asked)).final_output, "7 x 8 = 56.")
 
 
 @check("structured")
 async def output_type() -> None:
-    same((await Runner.run(agent(output_type=Person), RECORD)).final_output, Person(**PERSON))
+    same((await Runner.run(agent(output_type=Person), checks.RECORD)).final_output, Person(**checks.PERSON))
 
 
 @function_tool
@@ -88,8 +74,8 @@ def calculator(expression: str) -> str:
 async def there_and_back() -> None:
     for made in (agent(tools=[calculator]), Agent(name="demo", model=responses(), tools=[calculator])):
         called.clear()
-        result = await Runner.run(made, COMPUTE)
-        assert COMPUTED in result.final_output, result.new_items
+        result = await Runner.run(made, checks.COMPUTE)
+        assert checks.COMPUTED in result.final_output, result.new_items
         same(len(called), 1)
 
 
@@ -97,10 +83,10 @@ async def there_and_back() -> None:
 async def there_and_back_streamed() -> None:
     for made in (agent(tools=[calculator]), Agent(name="demo", model=responses(), tools=[calculator])):
         called.clear()
-        result = Runner.run_streamed(made, COMPUTE)
+        result = Runner.run_streamed(made, checks.COMPUTE)
         async for _ in result.stream_events():
             pass
-        assert COMPUTED in result.final_output, result.new_items
+        assert checks.COMPUTED in result.final_output, result.new_items
         same(len(called), 1)
 
 

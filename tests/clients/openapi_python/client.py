@@ -21,15 +21,8 @@ def generated() -> None:
         (FOLDER / "openapi.json").write_bytes(answer.read())
     program = Path(sys.executable).with_name("openapi-python-client")
     command = [
-        program,
-        "generate",
-        "--path",
-        FOLDER / "openapi.json",
-        "--output-path",
-        FOLDER / "made",
-        "--meta",
-        "none",
-    ]
+        program, "generate", "--path", FOLDER / "openapi.json", "--output-path", FOLDER / "made", "--meta", "none",
+    ]  # fmt: skip
     result = subprocess.run([*command, "--fail-on-warning"], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -37,11 +37,8 @@ def test_the_runtimes_own_metrics_are_read() -> None:
     metrics.load.set(90)
     metrics.record_stats(0, EngineStats(waiting=7, pages_total=8, pages_used=2))
     assert parse(metrics.text().decode(), GAUGES) == LOADS | {
-        "queuedRequestsPerReplica": 7,
-        "runningRequestsPerReplica": 5,
-        "max_running": 8,
-        "load_seconds": 90,
-    }
+        "queuedRequestsPerReplica": 7, "runningRequestsPerReplica": 5, "max_running": 8, "load_seconds": 90,
+    }  # fmt: skip
     metrics.engine_metrics.live_by_replica = [12, 3]  # engines of one pod
     assert parse(metrics.text().decode(), GAUGES)["max_running"] == 16
 

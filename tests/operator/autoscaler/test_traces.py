@@ -134,16 +134,13 @@ def test_one_decision(rules, replicas, missing, load, kv, desired, reason):
 @pytest.mark.parametrize(
     ("running", "kv", "max_running", "replicas"),
     [
-        (32, 0, 8, 4),
-        (17, 0, 8, 3),
-        (16, 0, 8, 2),
+        (32, 0, 8, 4), (17, 0, 8, 3), (16, 0, 8, 2),
         (1, 0, 0, 4),  # an older runtime does not report its limit, and is full with any request
-        (1, 0, 0.5, 4),
-        (0, 0, 0, 1),
+        (1, 0, 0.5, 4), (0, 0, 0, 1),
         (0, 60, 8, 3),  # per cent of each KV cache
         (9, 60, 8, 3),
     ],
-)
+)  # fmt: skip
 def test_replicas_that_running_requests_occupy_stay_although_no_request_waits(running, kv, max_running, replicas):
     """The limit comes from the metrics of the pods. The spec may be overridden."""
     sim = Simulation(RULES, replicas=4, max_running=max_running)

@@ -23,13 +23,9 @@ TEXTS = {
     "long": "ä " * 5_000,
 }
 DATA: Obj = {
-    "texts": TEXTS,
-    "z": 1,
-    "a": [0, -1, 2**53 + 1, 2**63 - 1, 0.5, 1.5e-7, 1e21, True, False, None, "", [], {}],
-    "\U0001f600": {"nested": [[{"x": {}}]]},
-    "yes": "no",
-    "1": "one",
-}
+    "texts": TEXTS, "z": 1, "a": [0, -1, 2**53 + 1, 2**63 - 1, 0.5, 1.5e-7, 1e21, True, False, None, "", [], {}],
+    "\U0001f600": {"nested": [[{"x": {}}]]}, "yes": "no", "1": "one",
+}  # fmt: skip
 
 
 def test_a_revision_with_any_data_can_be_patched(api_server: ApiServer, admin: Kube, namespace: str) -> None:

@@ -15,14 +15,10 @@ from unmask_operator.objects import SERVICE_LABEL
 pytestmark = pytest.mark.cluster
 
 EVERYTHING = {
-    "model": {"uri": "hf://org/name"},
-    "networkPolicy": {},
-    "replicas": 2,
-    "monitoring": {"podMonitor": {}},
-    "podDisruptionBudget": {"maxUnavailable": 1},
-    "serviceAccount": {"annotations": {"a": "1"}},
+    "model": {"uri": "hf://org/name"}, "networkPolicy": {}, "replicas": 2, "monitoring": {"podMonitor": {}},
+    "podDisruptionBudget": {"maxUnavailable": 1}, "serviceAccount": {"annotations": {"a": "1"}},
     "service": {"annotations": {"a": "1"}},
-}
+}  # fmt: skip
 
 
 def used(api: ApiServer, account: str) -> set[str]:

@@ -15,12 +15,8 @@ V4, V6 = {"ipFamilies": ["IPv4"]}, {"ipFamilies": ["IPv6"]}
 SINGLE, PREFER, REQUIRE = ({"ipFamilyPolicy": name} for name in ("SingleStack", "PreferDualStack", "RequireDualStack"))
 DUAL: dict[str, list[tuple[Obj, Obj]]] = {
     "ipFamilyPolicy alone": [(PREFER, BOTH), (SINGLE, V4), (REQUIRE, BOTH)],
-    "the first family with a dual-stack policy": [
-        (REQUIRE | V6, REVERSED),
-        (PREFER | V6, REVERSED),
-        (SINGLE | V6, V6),
-    ],
-}
+    "the first family with a dual-stack policy": [(REQUIRE | V6, REVERSED), (PREFER | V6, REVERSED), (SINGLE | V6, V6)],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Accessibility checks with axe-core, from a lock that names its version and hash."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

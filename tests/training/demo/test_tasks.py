@@ -90,16 +90,11 @@ def test_a_story_may_choose_its_plot_and_all_plots_are_equally_frequent() -> Non
 @pytest.mark.parametrize(
     ("number", "text"),
     [
-        (0, "zero"),
-        (13, "thirteen"),
-        (40, "forty"),
-        (99, "ninety-nine"),
-        (100, "one hundred"),
-        (1001, "one thousand one"),
-        (482913, "four hundred eighty-two thousand nine hundred thirteen"),
+        (0, "zero"), (13, "thirteen"), (40, "forty"), (99, "ninety-nine"), (100, "one hundred"),
+        (1001, "one thousand one"), (482913, "four hundred eighty-two thousand nine hundred thirteen"),
         (999999, "nine hundred ninety-nine thousand nine hundred ninety-nine"),
     ],
-)
+)  # fmt: skip
 def test_spell_out(number: int, text: str) -> None:
     assert spell_out(number) == text
 
