@@ -157,10 +157,14 @@ class Engine:
                     blocks = self.input_builder.split(blocks, batch)
                 runner.launch_sampling(blocks)
                 self._on_outputs()  # outputs of the previous step
-                if runner.wait() and self._may_launch_next(batch):
-                    runner.launch_next()
-                    self._launched = batch
+                repeats = runner.wait() and self._may_launch_next(batch)
+                reads_names = repeats and any(scheduled.request.tool_names is not None for scheduled in batch)
+                if repeats and not reads_names:
+                    self._launch_next(batch)
                 results = runner.results()
+                device_seconds = runner.stats.last_device_seconds
+                if reads_names and not outputs.may_mask(batch, results):
+                    self._launch_next(batch)
             outputs.update_from_output(batch, results)
         except (torch.AcceleratorError, ReplicaLost):
             raise
@@ -174,7 +178,7 @@ class Engine:
         self.scheduler.step_time.update(len(plan.tokens), ended - started)
         if launched:  # during the output processing of the previous step
             schedule_start = started = self._last_step_end
-        self._record_step(len(batch), schedule_start, started, ended)
+        self._record_step(len(batch), schedule_start, started, ended, device_seconds)
 
     def _schedule(self) -> tuple[list[ScheduledRequest], bool]:
         """Returns the requests of the next step, and whether its forward was launched in the previous one.
@@ -200,10 +204,15 @@ class Engine:
         """Whether the next step may run the same batch. An early launch would delay pending commands by a step."""
         return self.scheduler.may_repeat(batch) and not self.grammar_queue.waiting and not self._has_pending_commands()
 
-    def _record_step(self, requests: int, schedule_start: float, started: float, ended: float) -> None:
+    def _launch_next(self, batch: list[ScheduledRequest]) -> None:
+        self.runner.launch_next()
+        self._launched = batch
+
+    def _record_step(
+        self, requests: int, schedule_start: float, started: float, ended: float, device_seconds: float | None
+    ) -> None:
         self._stats.steps += 1
         self._last_step_end = ended
-        device_seconds = self.runner.stats.last_device_seconds
         self._step_stats.record(
             requests, ended - started, total_seconds=ended - schedule_start, device_seconds=device_seconds
         )

@@ -64,7 +64,12 @@ class OutputProcessor:
                 continue
             if scheduled.stable_layout and continuing is None:
                 continuing = results.continuing
-            if scheduled.stable_layout and continuing is not None and continuing[first]:
+            if (
+                scheduled.stable_layout
+                and continuing is not None
+                and continuing[first]
+                and not _may_mask(scheduled, results, first)
+            ):
                 (block,) = scheduled.blocks
                 block.tokens[...] = results.tokens[first, : block.size]
                 scheduled.request.output_deferred = True
@@ -76,6 +81,15 @@ class OutputProcessor:
         stats.edits += sum(results.edits)
         stats.remasks += sum(results.remasks)
         stats.forced += sum(results.forced)
+
+    def may_mask(self, batch: list[ScheduledRequest], results: BlockResults) -> bool:
+        """Returns whether `update_from_output` may mask positions again, since a step began a call of a tool."""
+        first = 0
+        for scheduled in batch:
+            if _may_mask(scheduled, results, first):
+                return True
+            first += len(scheduled.blocks)
+        return False
 
     def finish_deferred(self) -> None:
         """Applies what `update_from_output` deferred. Must run before the memory of the results is reused."""
@@ -192,6 +206,13 @@ class OutputProcessor:
                 if block.finished:
                     self._step_stats.block_steps.append(block.steps)
         return True
+
+
+def _may_mask(scheduled: ScheduledRequest, results: BlockResults, first: int) -> bool:
+    names = scheduled.request.tool_names
+    if names is None:
+        return False
+    return any(names.may_mask(block.start, block.size, results, i) for i, block in enumerate(scheduled.blocks, first))
 
 
 def make_output(request: Request) -> EngineOutput:

@@ -48,6 +48,12 @@ class ToolNameMatcher:
         self._mask_id = mask_id
         self._position = first_position  # tokens before it were read
 
+    def may_mask(self, start: int, size: int, results: BlockResults, i: int) -> bool:
+        """Returns whether `update` may mask positions; it does not if no new token completes a start marker."""
+        end = min(results.first_masked[i], results.first_eos[i], size)
+        added = results.tokens[i, max(self._position - start, 0) : end].tolist()
+        return self._matcher is not None or self._call in b"".join((self._text, *map(self._text_of, added)))
+
     def update(
         self, start: int, size: int, results: BlockResults, i: int, used: GrammarMatcher | None
     ) -> GrammarMatcher | None:
@@ -87,8 +93,7 @@ class ToolNameMatcher:
         return True
 
     def _find_marker(self, token: int) -> None:
-        special = self._special.get(token)
-        self._text += self._decode([token]) if special is None else special
+        self._text += self._text_of(token)
         if self._may_reason:
             assert self._reasoning is not None
             begun = self._text.lstrip()
@@ -106,6 +111,10 @@ class ToolNameMatcher:
             self._begin_name(token)
         if not self._may_reason:
             self._text = self._text[-self._longest :]
+
+    def _text_of(self, token: int) -> bytes:
+        special = self._special.get(token)
+        return self._decode([token]) if special is None else special
 
     def _begin_name(self, token: int) -> None:
         """Starts the grammar after a marker, whose last token may also have the text after it."""

@@ -65,7 +65,6 @@ def needs_host_update(request: Request) -> bool:
     return (
         request.has_step_limits
         or request.decodes_left_to_right
-        or request.tool_names is not None
         or bool(request.spec.stop_ids)
         or request.soft_embedding_params is not None
     )

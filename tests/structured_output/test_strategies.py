@@ -14,8 +14,10 @@ from runtime.engine.engine import Engine
 from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec, ToolNames
 from runtime.request.structured import grammar_of
 from runtime.scheduling.grammar_queue import GrammarQueue
+from runtime.scheduling.step_plan import Ints
 from runtime.structured_output.grammar_cache import GrammarCache
 from runtime.structured_output.grammar_facts import GrammarFacts
+from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from tests.engine.harness import Setup, check_idle, decoding_of, make_engine
 from tests.matrix import marked
 from tests.oracle.block import Params
@@ -168,6 +170,27 @@ def test_an_invalid_grammar_ends_only_its_request() -> None:
     got = served(engine, [wrong, spec_of(1, "none")])
     assert got["0"][1] == "error"
     assert got["1"][1] in ("stop", "length")
+
+
+def test_the_next_forward_is_launched_early_although_tools_may_be_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+    launch_next = CudaGraphRunner.launch_next
+
+    def launch(runner: CudaGraphRunner, tokens: Ints | None = None) -> None:
+        launched.append(runner.next_tokens())
+        launch_next(runner, tokens)
+
+    monkeypatch.setattr(CudaGraphRunner, "launch_next", launch)
+    slow = decoding_of(Params(max_tokens=36, accept_threshold=1.0, ignore_eos=True))
+    for opens, special in MARKS.values():
+        names = ToolNames(opens=opens * 9, grammar=grammar_of({"regex": NAMES}, "tools"), special_tokens=special)
+        spec = RequestSpec(
+            id="0", prompt=[1, 2, 4], max_tokens=36, decoding=DecodingParams(values=slow), tool_names=names, seed=0,
+            ignore_eos=True, stream_mode="stable",
+        )  # fmt: skip
+        served(engine_of(Setup(block=8, replayed=True, eos=(15,))), [spec], special)
+        assert launched
+        launched.clear()
 
 
 def test_names_that_cannot_be_compiled_leave_the_request_free() -> None:
