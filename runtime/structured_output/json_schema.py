@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -37,6 +37,7 @@ Schema = bool | dict[str, Any]
 
 MAX_NUMBER = 10**18  # llguidance's bounds of numbers have 64 bits
 _EXACT_DIGITS = 15  # decimals with so many digits are different doubles
+_EXACT = 10**_EXACT_DIGITS
 _SMALLEST = 1e-17  # number above an excluded 0
 _APPLICATORS = frozenset(
     ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas")
@@ -631,13 +632,14 @@ def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
                 found[keyword] = value[keyword]
         if value.get(exclusive) is True and bound in found:  # draft 4 and OpenAPI 3.0
             found[exclusive] = found.pop(bound)
-    has_fractions = value.get("type") != "integer" and "multipleOf" not in value
     for keyword, limit in found.items():
         sign = 1 if "inimum" in keyword else -1
         if sign * limit > MAX_NUMBER:
             raise UnsupportedSchema((*path, keyword), f"numbers beyond {MAX_NUMBER} are not supported; lower the bound")
-        if "exclusive" in keyword and has_fractions and 0 <= sign * limit < 10**_EXACT_DIGITS:
-            inclusive, nearest = "minimum" if sign > 0 else "maximum", _next_decimal(limit, sign)
+        opposite = [sign * each for name, each in found.items() if ("inimum" in name) == (sign < 0)]
+        nearest = _next_decimal(limit, sign) if "exclusive" in keyword and 0 <= sign * limit < _EXACT else None
+        if nearest is not None and sign * nearest <= min(opposite, default=MAX_NUMBER):
+            inclusive = "minimum" if sign > 0 else "maximum"
             made[inclusive] = sign * max(sign * nearest, sign * made.get(inclusive, nearest))
         elif abs(limit) <= MAX_NUMBER:
             made[keyword] = limit
@@ -661,7 +663,7 @@ def _next_decimal(limit: float, sign: int) -> float:
     They round 4.00000000000000001 to 4. llguidance takes bounds for equal that differ less than these. It refuses 3.9
     if the maximum is 3.9999, so bounds towards 0 stay exclusive: the number of digits keeps values away from them.
     """
-    step = 10.0 ** (math.floor(math.log10(abs(limit))) + 1 - _EXACT_DIGITS) if limit else _SMALLEST
+    step = 10.0 ** (Decimal(limit).adjusted() + 1 - _EXACT_DIGITS) if limit else _SMALLEST
     return float(f"{limit + sign * step:.{_EXACT_DIGITS}g}")
 
 

@@ -207,6 +207,29 @@ def test_an_excluded_integer_is_refused_next_to_a_bound_with_the_same_integral_p
 
 
 @pytest.mark.parametrize(
+    ("schema", "accepted", "refused"),
+    [
+        ({"exclusiveMinimum": 4}, ["4.1", "4.00000000000001"], ["4", "4.0", "4.00000000000000001"]),
+        ({"exclusiveMaximum": -4}, ["-4.1", "-4.00000000000001"], ["-4", "-4.0", "-4.00000000000000001"]),
+        ({"exclusiveMinimum": 0}, ["0.1", "1", "0.00000000000000001"], ["0", "0.0", "-1"]),
+        ({"exclusiveMinimum": 4, "minimum": 5}, ["5", "5.0"], ["4.5"]),
+        ({"exclusiveMinimum": 5, "minimum": 4}, ["5.1"], ["4.5", "5"]),
+        ({"exclusiveMinimum": 3, "maximum": 3.5, "multipleOf": 0.5}, ["3.5"], ["3", "3.0"]),
+        ({"exclusiveMinimum": 0, "maximum": 0.5, "multipleOf": 0.1}, ["0.1", "0.5"], ["0", "0.0"]),
+        ({"exclusiveMinimum": -3.5, "exclusiveMaximum": -3, "multipleOf": 0.25}, ["-3.25"], ["-3", "-3.5"]),
+        ({"exclusiveMinimum": 999999999999999}, ["1000000000000000", "1000000000000001"], ["999999999999999"]),
+        ({"exclusiveMinimum": 0.5, "maximum": 0.5000000000000005}, ["0.5000000000000002"], ["0.6"]),
+    ],
+)
+def test_excluded_numbers_and_those_that_readers_round_to_them_are_refused(
+    naive: Naive, schema: dict[str, Any], accepted: list[str], refused: list[str]
+) -> None:
+    for kind in ("number", ["integer", "number"], ["number", "null"]):
+        found = {text for text in (*accepted, *refused) if accepts(naive, {"type": kind, **schema}, text)}
+        assert found == set(accepted)
+
+
+@pytest.mark.parametrize(
     ("schema", "value"),
     [
         ({"minimum": 0.5, "exclusiveMaximum": 1}, 0.9), ({"minimum": 0, "exclusiveMaximum": 0.5}, 0.4),
