@@ -34,13 +34,14 @@ def run_on_ranks(args: argparse.Namespace, run: Run) -> int:
     os._exit(code)  # a normal exit would wait for the process group, whose other ranks have exited
 
 
-def _other(args: argparse.Namespace, run: Run, rank: int, store: str) -> None:
+def _other(args: argparse.Namespace, run: Run, rank: int, store: int) -> None:
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for the process's life
     args.json = None
+    store = os.open(f"/proc/{os.getppid()}/fd/{store}", os.O_RDWR)  # multiprocessing passes no descriptors to it
     os._exit(run(args, _join(args, rank, store)))
 
 
-def _join(args: argparse.Namespace, rank: int, store: str) -> TensorParallelGroup:
+def _join(args: argparse.Namespace, rank: int, store: int) -> TensorParallelGroup:
     device = torch.device("cpu")
     if args.device != "cpu" and torch.cuda.is_available():
         device = torch.device("cuda", rank)

@@ -325,23 +325,24 @@ class TensorParallelGroup:
 SINGLE_RANK = TensorParallelGroup()
 
 
-def create_store_file() -> str:
-    """Creates the file of `open_store_file`. Returns its path, with which only processes of this user can open it.
+def create_store_file() -> int:
+    """Creates the file of `open_store_file`. Returns its descriptor, which the other ranks inherit.
 
-    The file has no directory entry and ends with this process. It is not closed before: threads of NCCL read the store
-    as long as they run, and wait for a file that is missing.
+    The file has no directory entry. A store that is open needs the descriptor until the process ends: threads of NCCL
+    read the store as long as they run, and wait for a file that is missing.
     """
-    return f"/proc/{os.getpid()}/fd/{os.memfd_create('unmask-store')}"
+    return os.memfd_create("unmask-store")
 
 
-def open_store_file(path: str, seconds: float) -> Any:
+def open_store_file(descriptor: int, seconds: float) -> Any:
     """Opens torch's store for rendezvous on one host. It has no socket, to which other users could connect.
 
     Args:
-        path: result of `create_store_file`.
+        descriptor: result of `create_store_file`, in this process. That of another process would need the permission
+            to trace it.
         seconds: timeout of its operations.
     """
-    store = dist.FileStore(path, -1)  # type: ignore[attr-defined]  # -1: it does not remove the file
+    store = dist.FileStore(f"/proc/self/fd/{descriptor}", -1)  # type: ignore[attr-defined]  # -1: it does not remove the file
     store.set_timeout(timedelta(seconds=seconds))
     return store
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from runtime.config import EngineConfig
 from runtime.distributed import process_group as groups
@@ -28,8 +30,16 @@ from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner
 
-TIMED_OUT = re.compile("timed ?out|timeout", re.IGNORECASE)  # in errors of torch's collectives and stores
+# Errors of gloo and of torch's file store. Errors of CUDA name timeouts too, but say nothing about the other ranks.
+RANK_TIMED_OUT = re.compile(r"\A(Wait timeout|Timeout waiting for key)|gloo.*timed out", re.IGNORECASE | re.DOTALL)
+TIMED_OUT = re.compile("timed ?out|timeout", re.IGNORECASE)  # in other errors of torch.distributed
 CAUSE_SECONDS = 1.0  # time after an error in which the monitor may detect a lost rank as its cause
+
+
+def is_rank_timeout(error: Exception) -> bool:
+    """Whether a collective or a store of torch has waited too long for another rank."""
+    pattern = TIMED_OUT if isinstance(error, dist.DistError) else RANK_TIMED_OUT
+    return isinstance(error, RuntimeError) and pattern.search(str(error)) is not None
 
 
 class MultiprocExecutor:
@@ -54,23 +64,31 @@ class MultiprocExecutor:
     ) -> None:
         self.on_lost = on_lost
         self.group = groups.SINGLE_RANK
-        self.workers = start_workers(size, placement, seconds)
+        file = groups.create_store_file() if placement.nodes == 1 else None
+        try:
+            self.workers = start_workers(size, placement, seconds, () if file is None else (file,))
+        except BaseException:
+            if file is not None:
+                os.close(file)
+            raise
         try:
             self.monitor = WorkerMonitor(self.workers, seconds, self._on_lost)
         except BaseException:
             self._end_workers()
             raise
         try:
-            file = groups.create_store_file() if placement.nodes == 1 else ""
-            store = groups.open_store_file(file, seconds) if file else groups.make_store(placement.address, seconds)
-            port = 0 if file else store.port
+            if file is None:
+                store = groups.make_store(placement.address, seconds)
+            else:
+                store = groups.open_store_file(file, seconds)
+            port = store.port if file is None else 0
             for worker in self.workers:
                 own = placement.device_of(worker.hello.local)
                 worker.connection.send(rpc.Join(worker.rank, size, placement.address, port, file, seconds, own))
             device = torch.device(placement.device_of(0))
             with self._explain_failures():
                 self.group = groups.init_process_group(
-                    0, size, store, device, seconds, placement.address, same_host=bool(file)
+                    0, size, store, device, seconds, placement.address, same_host=file is not None
                 )
         except BaseException:
             self.close()
@@ -128,7 +146,7 @@ class MultiprocExecutor:
         except Exception as error:
             self.monitor.thread.join(CAUSE_SECONDS)
             self.monitor.check()
-            if isinstance(error, RuntimeError | ReplicaLost) and TIMED_OUT.search(str(error)):
+            if is_rank_timeout(error):
                 raise ConfigError(
                     "--distributed-timeout-seconds: the ranks did not connect in time; raise it, or check the network "
                     "between their hosts"

@@ -52,8 +52,9 @@ class WorkerPlacement:
 
 
 def spawn(
-    command: tuple[str, ...], connection: socket.socket, node: int, local: int, device: int | None = None
-) -> subprocess.Popen[bytes]:
+    command: tuple[str, ...], connection: socket.socket, node: int, local: int, device: int | None = None,
+    inherited: tuple[int, ...] = (),
+) -> subprocess.Popen[bytes]:  # fmt: skip
     """Starts a rank.
 
     Args:
@@ -62,6 +63,7 @@ def spawn(
         node: index of the host.
         local: index of the rank on its host.
         device: GPU to use instead of that of its `Join` message.
+        inherited: descriptors that the process has too, under the same numbers.
     """
     with connection:
         descriptor = connection.fileno()
@@ -69,17 +71,20 @@ def spawn(
         if device is not None:
             arguments += ["--device", str(device)]
         return subprocess.Popen(
-            (*command, *arguments), pass_fds=(descriptor,), stdin=subprocess.DEVNULL, start_new_session=True
+            (*command, *arguments), pass_fds=(descriptor, *inherited), stdin=subprocess.DEVNULL, start_new_session=True
         )
 
 
-def start_workers(size: int, placement: WorkerPlacement, seconds: float) -> list[WorkerHandle]:
+def start_workers(
+    size: int, placement: WorkerPlacement, seconds: float, inherited: tuple[int, ...] = ()
+) -> list[WorkerHandle]:
     """Starts or accepts all ranks except rank 0, and waits for their `Hello`.
 
     Args:
         size: number of ranks.
         placement: hosts and devices of the ranks.
         seconds: timeout.
+        inherited: see `spawn`; for the ranks on this host.
 
     Returns:
         The ranks in ascending order.
@@ -96,7 +101,7 @@ def start_workers(size: int, placement: WorkerPlacement, seconds: float) -> list
         for local in range(1, ranks_per_node):
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
-            process = spawn(placement.command, theirs, 0, local)
+            process = spawn(placement.command, theirs, 0, local, inherited=inherited)
             undo.callback(process.kill)
             started.append((RpcConnection(ours), process))
         workers = [_handshake(connection, process, ranks_per_node, until) for connection, process in started]

@@ -132,11 +132,12 @@ class RankWorker:
         connection = self.connection.socket
         own = message.host if connection.family == socket.AF_UNIX else connection.getsockname()[0]
         file, seconds = message.store_file, message.seconds
-        if file:
-            store = groups.open_store_file(file, seconds)
-        else:
+        if file is None:
             store = groups.make_store(message.host, seconds, message.port)
-        return groups.init_process_group(message.rank, message.size, store, device, seconds, own, same_host=bool(file))
+        else:
+            store = groups.open_store_file(file, seconds)
+        same_host = file is not None
+        return groups.init_process_group(message.rank, message.size, store, device, seconds, own, same_host=same_host)
 
     def _run_engine(self, engine: Engine) -> None:
         """Runs steps until `CloseEngine`."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 10  # version of the protocol; increased if a message or its meaning changes
+VERSION = 11  # version of the protocol; increased if a message or its meaning changes
 HEARTBEAT_SECONDS = 1.0
 UNACKNOWLEDGED_SECONDS = 30.0  # a connection is closed if another host acknowledges nothing for this time
 _HEAD = struct.Struct("<Q")  # header of a message: its length in bytes
@@ -54,7 +54,7 @@ class Join(msgspec.Struct, tag=True, frozen=True):
         size: number of ranks.
         host: address of rank 0.
         port: port of torch's store for rendezvous on this address; 0: `store_file` is used.
-        store_file: file of the store, if all ranks are processes on the host of rank 0; "" otherwise.
+        store_file: descriptor of the store's file, which the rank has inherited; None if there are several hosts.
         seconds: timeout of collectives.
         device: torch's name of the device of the rank.
     """
@@ -63,7 +63,7 @@ class Join(msgspec.Struct, tag=True, frozen=True):
     size: int
     host: str
     port: int
-    store_file: str
+    store_file: int | None
     seconds: float
     device: str
 

@@ -297,6 +297,8 @@ def read_adapter(
     base: BaseModelInfo,
     max_rank: int | None = None,
     reserve: Callable[[int], None] = lambda num_bytes: None,
+    *,
+    only_digest: bool = False,
 ) -> Adapter:
     """Reads an adapter. Every tensor must be used, and every targeted module must have tensors.
 
@@ -305,18 +307,19 @@ def read_adapter(
         base: The base model.
         max_rank: Largest rank; None: any.
         reserve: Called with the bytes of all tensors in float32, in which they are read, before the first one is read.
+        only_digest: The result has no pairs. Its digest takes the memory of one pair, which is not reserved.
 
     Raises:
         ConfigError: Names the wrong tensor or field: unknown to the model, of the wrong shape, without its other half,
             not finite, of a rank above `max_rank`, or of an unsupported kind of adapter.
     """
     try:
-        return _read(path, base, max_rank, reserve)
+        return _read(path, base, max_rank, None if only_digest else reserve)
     except ConfigError as error:
         raise ConfigError(f"adapter {path}: {error}") from None
 
 
-def _read(path: Path, base: BaseModelInfo, max_rank: int | None, reserve: Callable[[int], None]) -> Adapter:
+def _read(path: Path, base: BaseModelInfo, max_rank: int | None, reserve: Callable[[int], None] | None) -> Adapter:
     values = checkpoint_files.read_json(path, CONFIG_FILE)
     if values is None:
         raise ConfigError(f"there is no {CONFIG_FILE}; an adapter is a directory as PEFT saves it")
@@ -325,11 +328,16 @@ def _read(path: Path, base: BaseModelInfo, max_rank: int | None, reserve: Callab
         if real is None:
             raise ConfigError(f"there is no {TENSORS}; save the adapter in that format")
         with open_tensors(real, TENSORS) as handle:
-            reserve(sum(4 * math.prod(handle.get_slice(name).get_shape()) for name in handle.keys()))  # noqa: SIM118
-            return _pairs(path, handle, config, base, max_rank)
+            if reserve is not None:
+                reserve(sum(4 * math.prod(handle.get_slice(name).get_shape()) for name in handle.keys()))  # noqa: SIM118
+            pairs, digest = _pairs(handle, config, base, max_rank, keep=reserve is not None)
+            return Adapter(path, pairs, digest)
 
 
-def _pairs(path: Path, handle: TensorFile, config: PeftConfig, base: BaseModelInfo, max_rank: int | None) -> Adapter:
+def _pairs(
+    handle: TensorFile, config: PeftConfig, base: BaseModelInfo, max_rank: int | None, *, keep: bool
+) -> tuple[dict[str, LoRAPair], str]:
+    """Returns the pairs by canonical name, none unless `keep`, and the digest."""
     modules = _modules(handle)
     found = {name: base.module(name) for name in modules}
     unknown = sorted(next(iter(modules[name].values())) for name, target in found.items() if target is None)
@@ -338,28 +346,31 @@ def _pairs(path: Path, handle: TensorFile, config: PeftConfig, base: BaseModelIn
     _check_targets(found.keys(), config, base)
     digest = hashlib.blake2b(digest_size=16)
     pairs: dict[str, LoRAPair] = {}
+    seen: set[str] = set()
     for module in sorted(modules):
         target = found[module]
         assert target is not None
         canonical, slot = target
         part = base.part(slot)
-        lora_a, lora_b = (_tensor(handle, modules[module][half]) for half in "AB")
         rank = config.rank_of(module)
-        _check_shape(modules[module]["A"], lora_a, [rank, part.shape[-1]])
-        _check_shape(modules[module]["B"], lora_b, [part.shape[-2], rank])
+        _check_shape(handle, modules[module]["A"], [rank, part.shape[-1]])
+        _check_shape(handle, modules[module]["B"], [part.shape[-2], rank])
         if max_rank is not None and rank > max_rank:
             raise ConfigError(f"tensor {modules[module]['A']!r} has rank {rank}, more than --max-lora-rank {max_rank}")
+        lora_a, lora_b = (_tensor(handle, modules[module][half]) for half in "AB")
         pair = LoRAPair(slot, lora_a, lora_b * config.scale(module))
         if not bool(torch.isfinite(pair.lora_b).all()):
             raise ConfigError(f"tensor {modules[module]['B']!r} is too large for its scale, {config.scale(module):g}")
-        if canonical in pairs:
+        if canonical in seen:
             raise ConfigError(f"{canonical!r} is changed twice, under two names")
-        pairs[canonical] = pair
+        seen.add(canonical)
+        if keep:
+            pairs[canonical] = pair
         for tensor in (pair.lora_a, pair.lora_b):
             digest.update(canonical.encode() + repr(tuple(tensor.shape)).encode() + tensor.numpy().tobytes())
-    if not pairs:
+    if not seen:
         raise ConfigError(f"{TENSORS} has no tensors")
-    return Adapter(path, pairs, digest.hexdigest())
+    return pairs, digest.hexdigest()
 
 
 def _modules(handle: TensorFile) -> dict[str, dict[str, str]]:
@@ -414,9 +425,10 @@ def _tensor(handle: TensorFile, name: str) -> torch.Tensor:
     return tensor.float()
 
 
-def _check_shape(name: str, tensor: torch.Tensor, shape: list[int]) -> None:
-    if list(tensor.shape) != shape:
-        raise ConfigError(f"tensor {name!r} is {list(tensor.shape)}, not {shape}")
+def _check_shape(handle: TensorFile, name: str, shape: list[int]) -> None:
+    """Checks the shape of a tensor before it is read, because it may be larger than the memory."""
+    if (actual := list(handle.get_slice(name).get_shape())) != shape:
+        raise ConfigError(f"tensor {name!r} is {actual}, not {shape}")
 
 
 @dataclass(frozen=True)

@@ -49,17 +49,19 @@ class LoRAWeights:
         self._digests: dict[str, str] = {}
         self._host_bytes: dict[str, int] = {}
 
-    def read(self, uri: str, reserve: Callable[[int], None] = lambda num_bytes: None) -> Adapter:
+    def read(
+        self, uri: str, reserve: Callable[[int], None] = lambda num_bytes: None, *, only_digest: bool = False
+    ) -> Adapter:
         """Reads an adapter and checks it against the model. Changes no state, so any thread may call it.
 
         Args:
             uri: See `resolve_adapter`.
-            reserve: See `read_adapter`.
+            reserve, only_digest: See `read_adapter`.
 
         Raises:
             ConfigError: As `read_adapter` and `check`.
         """
-        adapter = read_adapter(resolve_adapter(uri), self.base, self.max_rank, reserve)
+        adapter = read_adapter(resolve_adapter(uri), self.base, self.max_rank, reserve, only_digest=only_digest)
         self.check(adapter)
         return adapter
 

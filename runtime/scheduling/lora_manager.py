@@ -34,7 +34,7 @@ MAX_PASSING = 32  # requests of adapters in slots that may pass the first one
 class LoRABackend(Protocol):
     """Stores the weights of adapters (``runtime.lora.adapter_weights``)."""
 
-    def read(self, uri: str, reserve: Callable[[int], None]) -> Adapter: ...
+    def read(self, uri: str, reserve: Callable[[int], None], *, only_digest: bool) -> Adapter: ...
     def add(self, name: str, adapter: Adapter) -> None: ...
     def drop(self, name: str) -> None: ...
     def put(self, slot: int, name: str) -> None: ...
@@ -74,14 +74,16 @@ class LoRAManager:
         self._passed_request: int | None = None  # arrival index of the first request while it waits for a slot
         self._num_passing = 0  # requests of adapters that were admitted in the meantime
 
-    def read(self, uri: str, reserve: Callable[[int], None] = lambda num_bytes: None) -> Adapter:
-        """Reads an adapter checkpoint. `reserve`: see `read_adapter`. Raises ConfigError without LoRA."""
+    def read(
+        self, uri: str, reserve: Callable[[int], None] = lambda num_bytes: None, *, only_digest: bool = False
+    ) -> Adapter:
+        """Reads an adapter checkpoint. Arguments: see `read_adapter`. Raises ConfigError without LoRA."""
         if self.backend is None:
             raise ConfigError(LORA_DISABLED)
-        return self.backend.read(uri, reserve)
+        return self.backend.read(uri, reserve, only_digest=only_digest)
 
     def load(self, name: str, adapter: Adapter) -> None:
-        """Makes an adapter available to requests.
+        """Makes an adapter available to requests. If its name is loaded, only its digest is used.
 
         Raises:
             ConfigError: the name is invalid or in use for another adapter, or LoRA is disabled. Nothing changes then.

@@ -30,8 +30,8 @@ def test_a_group_of_one_rank_does_not_communicate():
 def test_a_store_of_one_host_has_no_socket():
     psutil = pytest.importorskip("psutil")
     before = len(psutil.Process().net_connections("all"))
-    path = create_store_file()
-    ranks = [open_store_file(path, 5) for _ in range(2)]
+    file = create_store_file()
+    ranks = [open_store_file(file, 5) for _ in range(2)]
     ranks[0].set("a", "b")
     assert ranks[1].get("a") == b"b"
     assert len(psutil.Process().net_connections("all")) == before

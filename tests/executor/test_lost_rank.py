@@ -7,9 +7,11 @@ import signal
 import socket
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError, ReplicaLost
@@ -153,15 +155,42 @@ def test_a_remote_rank_that_disconnects(wires):
     assert watched.reason() == "rank 1 has gone"
 
 
+def num_stores():
+    """Returns how many files of stores this process has open."""
+    links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return sum("unmask-store" in link for link in links)
+
+
 def test_a_rank_that_cannot_be_started():
     command = (sys.executable, "-c", "import sys; sys.exit(3)")
+    before = num_stores()
     with pytest.raises(ConfigError, match="could not be started: it ended with exit code 3"):
         MultiprocExecutor(2, WorkerPlacement(command=command), HOUR)
+    assert num_stores() == before
 
 
 def test_a_rank_that_does_not_start_in_time():
     with pytest.raises(ConfigError, match="did not start in time"):
         MultiprocExecutor(2, WorkerPlacement(command=("sh", "-c", f"exec sleep {HOUR}")), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1000ms for recv operation"), True),
+        (RuntimeError("Gloo connectFullMesh failed with [/gloo/pair.cc:144]\ntimed out connecting"), True),
+        (RuntimeError("Wait timeout"), True),
+        (RuntimeError("Timeout waiting for key: 0 after 1000 ms"), True),
+        (dist.DistStoreError("store->get('0') got error: wait timeout after 1000ms"), True),
+        (dist.DistNetworkError("The client socket has timed out after 1000ms"), True),
+        (dist.DistBackendError("NCCL error: invalid usage"), False),
+        (RuntimeError("CUDA error: the launch timed out and was terminated"), False),
+        (RuntimeError("hub: read timeout"), False),
+        (TimeoutError("timed out"), False),
+    ],
+)
+def test_only_a_timeout_of_another_rank_is_one_of_the_flag(error, expected):
+    assert executor.is_rank_timeout(error) is expected
 
 
 def test_nodes_that_do_not_connect():

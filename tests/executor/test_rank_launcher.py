@@ -11,7 +11,7 @@ import pytest
 from runtime.distributed.address import loopback
 from runtime.errors import ConfigError
 from runtime.executor import rank_launcher
-from runtime.executor.rank_launcher import WorkerPlacement, start_workers
+from runtime.executor.rank_launcher import WorkerPlacement, spawn, start_workers
 from runtime.executor.rpc import VERSION, Hello, RpcConnection
 
 BEGINNINGS = {
@@ -57,6 +57,17 @@ def test_a_rank_does_not_wait_for_strangers(port, beginning, monkeypatch):
     assert (worker.rank, worker.hello.host) == (1, "elsewhere")
     for connection in (*held, worker.connection):
         connection.close()
+
+
+def test_a_rank_inherits_descriptors(tmp_path):
+    """It opens the store as its own file: to open that of another process, it needs the permission to trace it."""
+    ours, theirs = socket.socketpair()
+    file, copy = os.memfd_create("store"), tmp_path / "copy"
+    os.write(file, b"key")
+    with ours:
+        assert spawn(("sh", "-c", f"cat /proc/self/fd/{file} > {copy}"), theirs, 0, 1, inherited=(file,)).wait() == 0
+    os.close(file)
+    assert copy.read_bytes() == b"key"
 
 
 @pytest.mark.parametrize("beginning", BEGINNINGS.values(), ids=BEGINNINGS)

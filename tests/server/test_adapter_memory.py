@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -17,7 +21,7 @@ from runtime.server.engine_client.ipc_protocol import CallResult, LoadAdapter
 from runtime.server.engine_process.background_work import AdapterWorker
 from tests.golden import GOLDEN
 from tests.lora.samples import random_adapter
-from tests.wait import wait_until
+from tests.wait import TIMEOUT, wait_until
 
 BASE = GOLDEN / "llada2_tiny"
 ATTENTION = r".*(query_key_value|dense)"
@@ -51,15 +55,15 @@ class Loads:
         self.results.clear()
         for number, call in enumerate(calls):
             self.worker.load(number, call)
-        self._finish()
+        self.finish()
         return sorted(self.results, key=lambda result: result.number)
 
     def unload(self, *names: str) -> None:
         for number, name in enumerate(names):
             self.worker.unload(number, name)
-        self._finish()
+        self.finish()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         def is_done() -> bool:
             self.worker.poll()
             return not self.worker.pending
@@ -150,8 +154,66 @@ def test_adapters_of_the_owner_do_not_count(loads: Callable[..., Loads], paths: 
     assert size == one.llm.engine.lora_manager.host_bytes(["a"]) > 0
     one.load(LoadAdapter("flag", paths[0]))
     assert one.held == 0
-    one.load(by_request("b", paths[2], None))  # as after a restart
+    one.load(by_request("b", paths[2], None))
     assert one.held == size
+
+
+def test_reloads_take_no_more_memory_than_the_first_loads(loads: Callable[..., Loads], paths: Sequence[str]) -> None:
+    """A backend that restarts reads all adapters again: at once, these would take twice the limit."""
+    one = loads()
+    limit = 5 * size_of(one, paths[0])
+    one.most_bytes = 0
+    again = [LoadAdapter(f"n{n}", path, by_request=True, reload=True) for n, path in enumerate(paths[:4])]
+    results = one.load(LoadAdapter("listed", paths[8], reload=True), *again, by_request("new", paths[9], limit))
+    assert [result.error is None for result in results] == [True] * 5 + [False]
+    assert results[-1].status == 429  # it waits, and gets none of the memory of the others
+    assert one.most_bytes == limit
+    assert one.worker.memory.names == {call.name for call in again}
+
+
+def test_an_adapter_that_is_loaded_again_needs_no_memory(
+    loads: Callable[..., Loads], paths: Sequence[str], tmp_path: Path
+) -> None:
+    one = loads(lora=[f"flag={paths[1]}"])
+    limit = 2 * size_of(one, paths[0])
+    assert one.load(by_request("a", paths[0], limit)) == [CallResult(0)]
+    one.most_bytes = 0
+    again = one.load(by_request("a", paths[0], limit), by_request("flag", paths[1], limit))
+    assert again == [CallResult(0), CallResult(1)]
+    (other,) = one.load(by_request("a", paths[2], limit))
+    assert other.error is not None
+    assert "is loaded with other content" in other.error
+    large = random_adapter(tmp_path / "large", BASE, ATTENTION, 0, rank=16)
+    config = large / "adapter_config.json"
+    config.write_text(config.read_text().replace('"r": 16', '"r": 4'))
+    (refused,) = one.load(by_request("a", str(large), limit))
+    assert "not [4, " in str(refused.error)  # before it is read
+    assert (one.most_bytes, one.held) == (0, limit // 2)
+
+
+def test_two_loads_of_one_name_are_both_answered(loads: Callable[..., Loads], paths: Sequence[str]) -> None:
+    """A client may load an adapter that a restarted backend is reading."""
+    one, second, waiting = loads(), threading.Event(), []
+    manager = one.llm.engine.lora_manager
+    read, numbers = manager.read, itertools.count()
+
+    def delayed(*arguments: Any, **options: Any) -> Any:
+        if next(numbers):
+            assert second.wait(TIMEOUT)
+        return read(*arguments, **options)
+
+    manager.read = delayed
+    one.worker.add = waiting.append
+    for number in range(2):
+        one.worker.load(number, by_request("a", paths[0]))
+    assert one.worker.defer(cast(Any, SimpleNamespace(adapter="a")))
+    wait_until(lambda: one.worker.poll() or one.results)  # type: ignore[func-returns-value]
+    assert (one.worker.pending, waiting) == (True, [])
+    second.set()
+    one.finish()
+    assert sorted(result.number for result in one.results) == [0, 1]
+    assert len(waiting) == 1
+    assert one.worker.memory._reserved == {}
 
 
 def test_the_limit_is_a_part_of_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

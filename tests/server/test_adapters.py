@@ -27,7 +27,7 @@ from runtime.server.engine_client.adapter_registry import (
     lora_config_stamp,
     read_lora_config,
 )
-from runtime.server.engine_client.ipc_protocol import CallResult
+from runtime.server.engine_client.ipc_protocol import CallResult, LoadAdapter
 from tests.on_loop import on_loop
 from tests.server.checkpoint import CONFIG
 from tests.server.harness import ServerProcess, serving
@@ -225,6 +225,38 @@ async def test_every_replica_loads_an_adapter() -> None:
     registry = registry_of([0, 1], call)
     await registry.load("name", "/adapters", by="route")
     assert (sorted(called), registry.entries["name"].state) == ([(0, "name"), (1, "name")], "ready")
+
+
+@on_loop
+async def test_a_backend_that_restarts_reloads_in_the_order_of_the_loads() -> None:
+    """The order keeps the backend within the limit of memory. A load in progress comes last, and is limited."""
+    calls: list[tuple[int, LoadAdapter]] = []
+    proceed = asyncio.Event()
+
+    async def answer(name: str) -> CallResult:
+        if name == "slow":
+            await proceed.wait()
+        return CallResult(0)
+
+    def call(replica: int, message: Any) -> asyncio.Task[CallResult]:
+        calls.append((replica, message))
+        return asyncio.create_task(answer(message.name))
+
+    registry = registry_of([0], call)
+    slow = asyncio.create_task(registry.load("slow", "/s", by="route"))
+    await wait_until_async(lambda: len(calls) == 1)
+    await registry.load("listed", "/l", by="config")
+    await registry.load("asked", "/a", by="route")
+    calls.clear()
+    registry.on_ready(1)
+    limit = registry._max_route_bytes
+    assert calls == [
+        (1, LoadAdapter("listed", "/l", reload=True)),
+        (1, LoadAdapter("asked", "/a", by_request=True, reload=True)),
+        (1, LoadAdapter("slow", "/s", by_request=True, max_bytes=limit)),
+    ]
+    proceed.set()
+    await slow
 
 
 def test_clients_load_and_unload_adapters(server: ServerProcess, adapter_dirs: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ FULL = "the load requires more than maxReplicas"
 OUT_OF_BOUNDS = "spec.replicas was outside minReplicas and maxReplicas"
 NOT_READY = "replicas unchanged: no Ready pod reports its load"
 DOWN = "scaled down: all samples in the stable window required fewer replicas"
-UP_WAITS = "scale-up deferred: the load has required more replicas for less than the panic window"
+UP_WAITS = "scale-up deferred: behavior.scaleUp.stabilizationWindowSeconds has not passed since the load required more"
 UP_LIMITED = "scale-up limited by behavior.scaleUp"
 DOWN_LIMITED = "scale-down limited by behavior.scaleDown"
 YOUNG = "scale-down deferred: the operator has observed less than one stable window since its start"
@@ -33,9 +33,9 @@ def decide(rules: Rules, sample: Sample, history: History) -> tuple[Decision, Hi
     be overloaded and counts as fully loaded. Pods that are not Ready count as replicas without load. Replicas that
     running requests occupy are retained regardless of the targets.
 
-    Scale-up uses the lowest recommendation in the panic window. Scale-down uses the highest one in the stable window,
-    and waits while a Ready pod has no metrics. The stable window is at least twice the longest model load time. Both
-    windows begin with the first sample. Replicas outside the bounds are set to the bound, whatever the load.
+    Scale-up uses the lowest recommendation in the window of scaleUp. Scale-down uses the highest one in the stable
+    window, and waits while a Ready pod has no metrics. The stable window is at least twice the longest model load time.
+    Both windows begin with the first sample. Replicas outside the bounds are set to the bound, whatever the load.
 
     Returns:
         The decision, and the history with this sample.

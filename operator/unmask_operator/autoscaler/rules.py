@@ -52,7 +52,7 @@ class Rules:
     minimum: int = 1
     maximum: int = 1
     targets: Mapping[str, float] = field(default_factory=lambda: DEFAULT_TARGETS)  # target load per replica
-    up: Direction = UP  # its window is the panic window: the minimum duration of a burst before scale-up
+    up: Direction = UP  # its window: the minimum duration of a burst before scale-up
     # Its window is the stable window, which a long model load time extends.
     down: Direction = DOWN
     polling: float = POLLING_SECONDS  # seconds between samples

@@ -65,7 +65,7 @@ def max_route_bytes(config: ServerConfig) -> int:
     if config.lora_routes_memory_gb is not None:
         return int(config.lora_routes_memory_gb * 1e9)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):  # there is no such file outside of a cgroup, and it may say "max"
+    with contextlib.suppress(OSError, ValueError):  # only a container with cgroup v2 has the file; it may say "max"
         memory = min(memory, int(CGROUP_MEMORY_LIMIT.read_text()))
     ranks_per_host = config.engine.tensor_parallel_size // config.num_nodes
     return int(memory * ROUTE_MEMORY_FRACTION / (config.data_parallel_size * ranks_per_host))
@@ -164,9 +164,9 @@ class LocalAdapterRegistry(AdapterRegistry):
         ready = self.supervisor.require_ready()  # no entry without a replica that loads it
         before = self.entries.get(name)
         if before is None or before.state == "failed":
+            self.entries.pop(name, None)  # it is the last one: `on_ready` reloads in the order of the loads
             self.entries[name] = AdapterEntry(uri, by, last_attempt=time.monotonic())
-        max_bytes = self._max_route_bytes if by == "route" else None
-        failure = await self._broadcast(ready, LoadAdapter(name, uri, by == "route", max_bytes))
+        failure = await self._broadcast(ready, self._load_message(name, uri, by))
         if failure is None:
             self.entries[name].state, self.entries[name].message = "ready", ""
             self.on_change()
@@ -224,11 +224,17 @@ class LocalAdapterRegistry(AdapterRegistry):
 
     def on_ready(self, replica: int) -> None:
         """Loads the adapters that are not part of `engine_config` in a replica that has become ready."""
-        for name, entry in self.entries.items():
-            # "loading" too: this replica did not receive the message of the load in progress
-            if entry.state in ("ready", "loading") and entry.source != "flag":
-                loaded = self.supervisor.call(replica, LoadAdapter(name, entry.uri, entry.source == "route"))
-                loaded.add_done_callback(partial(self._on_reloaded, name))
+        # "loading" too, last: this replica did not receive the message of the load in progress
+        for state in ("ready", "loading"):
+            for name, entry in self.entries.items():
+                if entry.state == state and entry.source != "flag":
+                    message = self._load_message(name, entry.uri, entry.source, reload=state == "ready")
+                    loaded = self.supervisor.call(replica, message)
+                    loaded.add_done_callback(partial(self._on_reloaded, name))
+
+    def _load_message(self, name: str, uri: str, by: Source, *, reload: bool = False) -> LoadAdapter:
+        limited = by == "route" and not reload  # a reload takes what the adapter took before
+        return LoadAdapter(name, uri, by == "route", self._max_route_bytes if limited else None, reload)
 
     def _on_reloaded(self, name: str, loaded: asyncio.Future[CallResult | None]) -> None:
         result = loaded.result()

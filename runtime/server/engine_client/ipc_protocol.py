@@ -119,13 +119,15 @@ class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
 
     Attributes:
         by_request: it counts as host memory of adapters that requests have loaded.
-        max_bytes: maximum of this memory. None: no limit, as for an adapter that was loaded before a restart.
+        max_bytes: maximum of this memory. None: no limit.
+        reload: it was loaded before a restart of the backend. Such adapters are read one after the other.
     """
 
     name: str
     uri: str
     by_request: bool = False
     max_bytes: int | None = None
+    reload: bool = False
 
 
 class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):

@@ -6,7 +6,9 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,19 @@ def _no_limit(num_bytes: int) -> None:
     """Reserves nothing: adapters of flags and of --lora-config do not count."""
 
 
+@dataclass
+class _Loading:
+    """An adapter that is being loaded.
+
+    Attributes:
+        num_calls: calls that load it and have no result yet.
+        waiting: requests that wait until the last of them has one.
+    """
+
+    num_calls: int = 0
+    waiting: list[RequestSpec] = field(default_factory=list)
+
+
 class AdapterWorker:
     """Loads and unloads adapters.
 
@@ -56,7 +71,10 @@ class AdapterWorker:
         self.send = send
         self.add = add
         self.memory = AdapterMemory()
-        self._loading: dict[str, list[RequestSpec]] = {}  # adapter -> requests that wait for it
+        self._calls: deque[tuple[int, LoadAdapter]] = deque()  # loads that have not started
+        self._num_reads = 0  # calls whose adapter is being read
+        self._is_reloading = False  # one of them is a reload
+        self._loading: dict[str, _Loading] = {}  # by name of the adapter
         # call, adapter, and result of the call, so far without an error if there is an adapter; threads append to it
         self._completed_reads: list[tuple[LoadAdapter, Any, CallResult]] = []
         self._unloading: dict[str, int] = {}  # adapter -> number of the call
@@ -67,12 +85,25 @@ class AdapterWorker:
         return bool(self._loading or self._unloading)
 
     def load(self, number: int, call: LoadAdapter) -> None:
-        """Starts to read an adapter in a thread. `number`: of the call."""
-        self._loading.setdefault(call.name, [])
+        """Loads an adapter, which a thread reads. `number`: of the call.
+
+        Reloads are read one after the other, in the order of their first loads, so they take no more memory than then.
+        Later loads wait for them: they may take only what these leave.
+        """
+        self._loading.setdefault(call.name, _Loading()).num_calls += 1
         self._end_unload(call.name)
-        threading.Thread(
-            target=self._read_adapter, args=(number, call), name=f"adapter {call.name}", daemon=True
-        ).start()
+        self._calls.append((number, call))
+        self._start_reads()
+
+    def _start_reads(self) -> None:
+        while self._calls and not self._is_reloading and not (self._calls[0][1].reload and self._num_reads):
+            number, call = self._calls.popleft()
+            self._num_reads += 1
+            self._is_reloading = call.reload
+            is_loaded = call.name in self.engine.lora_manager.digests
+            threading.Thread(
+                target=self._read_adapter, args=(number, call, is_loaded), name=f"adapter {call.name}", daemon=True
+            ).start()
 
     def unload(self, number: int, name: str) -> None:
         """Unloads an adapter when no request uses it. `number`: of the call."""
@@ -88,7 +119,7 @@ class AdapterWorker:
         """Stores a request until its adapter is loaded. Returns False if the adapter is not being loaded."""
         if spec.adapter not in self._loading:
             return False
-        self._loading[spec.adapter].append(spec)
+        self._loading[spec.adapter].waiting.append(spec)
         return True
 
     def poll(self) -> None:
@@ -99,13 +130,25 @@ class AdapterWorker:
                 result = self._load_adapter(call, adapter, result)
             self.memory.release(result.number)
             self.send(result)
-            for spec in self._loading.pop(call.name, []):
-                self.add(spec)
+            self._num_reads -= 1
+            if call.reload:
+                self._is_reloading = False
+            self._end_load(call.name)
+        self._start_reads()
         for name in sorted(self._unloading):
             if name not in self._loading and self.engine.unload_adapter(name):
                 self.memory.names.discard(name)
                 self._count_memory()
                 self.send(CallResult(self._unloading.pop(name)))
+
+    def _end_load(self, name: str) -> None:
+        """Adds the requests that wait for an adapter, after the last of its calls."""
+        loading = self._loading[name]
+        loading.num_calls -= 1
+        if not loading.num_calls:
+            del self._loading[name]
+            for spec in loading.waiting:
+                self.add(spec)
 
     def _load_adapter(self, call: LoadAdapter, adapter: Any, result: CallResult) -> CallResult:
         manager, failure = self.engine.lora_manager, f"failed to load adapter {call.name!r}"
@@ -119,11 +162,13 @@ class AdapterWorker:
     def _count_memory(self) -> None:
         self.memory.held_bytes = self.engine.lora_manager.host_bytes(self.memory.names)
 
-    def _read_adapter(self, number: int, call: LoadAdapter) -> None:
+    def _read_adapter(self, number: int, call: LoadAdapter, is_loaded: bool) -> None:
+        """Reads an adapter. If its name `is_loaded`, it needs only the digest, and no memory is reserved."""
         reserve = partial(self.memory.reserve, number, call.max_bytes) if call.by_request else _no_limit
-        read, failure = self.engine.lora_manager.read, f"failed to read adapter {call.name!r} from {call.uri}"
+        read = partial(self.engine.lora_manager.read, call.uri, reserve, only_digest=is_loaded)
+        failure = f"failed to read adapter {call.name!r} from {call.uri}"
         try:
-            adapter, error = _attempt(partial(read, call.uri, reserve), failure, "check its files")
+            adapter, error = _attempt(read, failure, "check its files")
             result = CallResult(number, error=error)
         except RequestError as refusal:
             adapter, result = None, CallResult(number, error=refusal.message, status=refusal.status)

@@ -26,7 +26,7 @@ def test_a_burst_scales_up_immediately_and_down_after_the_stable_window() -> Non
     assert sim.replicas == 1
 
 
-def test_the_panic_window_ignores_a_burst_that_is_shorter() -> None:
+def test_a_burst_shorter_than_the_window_of_scale_up_is_ignored() -> None:
     rules = Rules(1, 8, RULES.targets, up=Direction(60, (Policy("Percent", 100, 15),)), polling=15)
     assert max(Simulation(rules).run(300, lambda t: 75 if 120 <= t < 165 else 5).sizes) == 1
     assert max(Simulation(rules).run(300, lambda t: 75 if 120 <= t < 200 else 5).sizes) > 1
@@ -42,11 +42,12 @@ def test_a_pod_that_never_gets_ready_counts_but_does_not_prevent_scaling() -> No
     assert sim.replicas == 1
 
 
-def test_the_reason_names_the_panic_window_while_it_delays_growth() -> None:
+def test_the_reason_names_the_field_that_delays_growth() -> None:
     sim = Simulation(replace(RULES, up=replace(RULES.up, window=60)), replicas=2)
     sim.run(90, lambda second: 20 if second < 60 else 1000)
     reasons_seen = [decision.reason for _, _, decision, _ in sim.trace]
     assert reasons_seen == [reasons.FITS] * 4 + [reasons.UP_WAITS] * 2  # also of a load above maxReplicas
+    assert "behavior.scaleUp.stabilizationWindowSeconds" in reasons.UP_WAITS
     sim.run(60, 40)
     assert sim.replicas == 4
     assert "scaled up for queuedRequestsPerReplica" in {decision.reason for _, _, decision, _ in sim.trace}
