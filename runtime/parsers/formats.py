@@ -91,6 +91,8 @@ class ToolFormat:
         name_between: Regular expressions of the text from the start marker to the name of the tool, and from there to
             where the name has ended. A grammar enforces them, so their repetitions have bounds. None: a name is only
             checked once it is complete.
+        unnamed: Regular expression of the text from the start marker to where it has begun no call, or one that does
+            not begin with its name. No later token is constrained. "": there is none.
         wraps: Returns the text before and after the JSON arguments of a call of a tool. None: arguments are not JSON,
             so that no grammar can constrain them.
         instructs: Returns a system message about the tools, for models whose template does not support tools. None:
@@ -106,6 +108,7 @@ class ToolFormat:
     begins: str = ""
     begins_alone: bool = False
     name_between: tuple[str, str] | None = None
+    unnamed: str = ""
     wraps: Callable[[str], tuple[str, str]] | None = None
     instructs: Callable[[Sequence[Tool]], str] | None = None
 

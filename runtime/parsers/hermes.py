@@ -17,6 +17,8 @@ from runtime.parsers.formats import NotACall, ParsedCall, ToolParser
 
 _BEGINNING = re.compile(r'[\s\[]*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
+_SPACE = r"[ \t\r\n]{0,8}"
+_OTHER_KEY = '"(?:[^n]|n[^a]|na[^m]|nam[^e]|name[^"])'
 _BEFORE = " \t\r\n["  # the bracket begins a list of calls
 
 
@@ -105,7 +107,8 @@ HERMES = formats.ToolFormat(
     opens="<tool_call>",
     closes="</tool_call>",
     begins="{",
-    name_between=(r'[ \t\r\n\[]{0,8}\{[ \t\r\n]{0,8}"name"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}"', '"'),
+    name_between=(rf'[ \t\r\n\[]{{0,8}}\{{{_SPACE}"name"{_SPACE}:{_SPACE}"', '"'),
+    unnamed=rf"[ \t\r\n\[]{{0,8}}(?:[^ \t\r\n\[{{<]|\{{{_SPACE}(?:[^ \t\r\n\"]|{_OTHER_KEY}))",
     parser=HermesToolParser,
     wraps=wraps,
     instructs=instructs,

@@ -112,9 +112,10 @@ def tool_names(
     before, after = tool_format.name_between
     opens, marks = tool_format.opens, None if reasoning is None else (reasoning.opens, reasoning.closes)
     # The last token of a marker that is text may also have text after it.
-    ends = [] if control(opens) is not None else [re.escape(opens[i:]) for i in range(len(opens))]
-    listed = "|".join(map(re.escape, names))
-    regex = f"(?:{'|'.join(ends)})?{before}(?:{listed}){after}(?s:.*)"
+    ends = [""] if control(opens) is not None else [re.escape(opens[i:]) for i in range(len(opens))]
+    named = f"{before}(?:{'|'.join(map(re.escape, names))}){after}"
+    others = f"|{tool_format.unnamed}" if tool_format.unnamed else ""
+    regex = f"(?:{'|'.join(ends)})(?:{named}{others})(?s:.*)"
     if len(regex) > MAX_CHARS // 2:  # escapes may double it
         return None
     special = {token: mark for mark in (opens, *(marks or ())) if (token := control(mark)) is not None}

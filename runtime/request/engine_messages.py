@@ -58,7 +58,8 @@ class ToolNames(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         opens: Start marker of a call.
-        grammar: Grammar of the text after it, as in `RequestSpec`. It may end wherever the name is complete.
+        grammar: Grammar of the text after it, as in `RequestSpec`. It may end wherever no later token is constrained.
+            If the marker is text, it begins with the marker or any end of it.
         special_tokens: Text of the markers that are special tokens, by id.
         reasoning: Start and end marker of reasoning at the beginning of the output, where no call begins; None: the
             model marks none.

@@ -74,9 +74,9 @@ class GrammarQueue:
         limits, witness = spec.structured, spec.witness
         if not spec.grammar and spec.tool_names is not None:
             assert self._grammars is not None
-            decode = self._grammars.load_tokenizer().decode_bytes
+            tokens = self._grammars.load_tokenizer()
             request.tool_names = ToolNameMatcher(
-                spec.tool_names, constraint, decode, first_position=request.prompt_len, mask_id=request.mask_id
+                spec.tool_names, constraint, tokens, first_position=request.prompt_len, mask_id=request.mask_id
             )
             self.scheduler.add(request)
             return

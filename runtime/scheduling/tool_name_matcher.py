@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from runtime.scheduling.step_plan import MASKED, BlockResults
 from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 if TYPE_CHECKING:  # machines for benchmarks do not have msgspec
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
     from runtime.request.engine_messages import ToolNames
 
@@ -23,20 +22,22 @@ class ToolNameMatcher:
     """
 
     def __init__(
-        self, names: ToolNames, start: GrammarMatcher, decode: Callable[[list[int]], bytes], *,
-        first_position: int, mask_id: int,
+        self, names: ToolNames, start: GrammarMatcher, tokens: LLTokenizer, *, first_position: int, mask_id: int
     ) -> None:  # fmt: skip
         """
         Args:
             names: Names and markers.
             start: Matcher at the start of the grammar.
-            decode: Returns the text of ordinary tokens.
+            tokens: Ordinary tokens.
             first_position: Position of the first token of the output.
             mask_id: Token of MASKED positions.
         """
-        self._start = start.matcher
-        self._facts = start.facts
-        self._decode = decode
+        self._constraint = start  # the last one
+        self._begun = start.matcher  # at the start of the grammar, which is in the start marker if that is text
+        self._marked = start.matcher.deep_copy()  # after the start marker
+        if names.opens not in names.special_tokens.values():
+            self._marked.consume_tokens(tokens.greedy_tokenize(names.opens))
+        self._decode = tokens.decode_bytes
         self._special = {token: text.encode() for token, text in names.special_tokens.items()}
         self._call = names.opens.encode()
         self._reasoning = None if names.reasoning is None else tuple(mark.encode() for mark in names.reasoning)
@@ -69,8 +70,10 @@ class ToolNameMatcher:
         Returns:
             The matcher of the next step, None if its text is free.
         """
-        if used is not None and used.error:
-            self._matcher = None  # the parser does not return calls of other names either
+        if used is not None:
+            self._constraint = used
+            if used.error:
+                self._matcher = None  # the parser does not return calls of other names either
         offset = max(self._position - start, 0)
         end = min(results.first_masked[i], results.first_eos[i], size)
         while offset < end and self._accepts(int(results.tokens[i, offset])):
@@ -80,7 +83,7 @@ class ToolNameMatcher:
             return None
         if offset < size:
             self._mask(results, i, offset, size)
-        return GrammarMatcher(self._matcher.deep_copy(), self._facts)
+        return self._constraint.partial_at(self._matcher.deep_copy())
 
     def _accepts(self, token: int) -> bool:
         if self._matcher is None:
@@ -118,8 +121,10 @@ class ToolNameMatcher:
 
     def _begin_name(self, token: int) -> None:
         """Starts the grammar after a marker, whose last token may also have the text after it."""
-        matcher = self._start.deep_copy()
-        if not self._text or matcher.try_consume_tokens([token]):
+        matcher = (self._begun if self._text else self._marked).deep_copy()
+        if self._text and not matcher.try_consume_tokens([token]):
+            return
+        if not matcher.is_accepting():  # otherwise no later token is constrained
             self._matcher, self._text = matcher, b""
 
     def _mask(self, results: BlockResults, i: int, offset: int, size: int) -> None:

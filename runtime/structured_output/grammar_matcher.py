@@ -50,11 +50,13 @@ class GrammarMatcher:
         overrun: Why the limits ended it; "" if they did not.
         end: Ends the output within its maximum number of tokens; None if it may be cut.
         origin: Traits of the grammar, and ends that were found for its outputs; None if it was not cached.
+        partial: Whether the grammar covers only a part of the output, which ends as soon as the matcher may end. If it
+            fails, the output goes on without it.
     """
 
     __slots__ = (
         "_end_seconds", "_forced", "_tokens", "cpu_seconds", "end", "error", "facts", "finished", "limits", "matcher",
-        "origin", "overrun",
+        "origin", "overrun", "partial",
     )  # fmt: skip
 
     def __init__(
@@ -67,12 +69,20 @@ class GrammarMatcher:
         self.limits = limits or MaskLimits()
         self.overrun = ""
         self.end: OutputEnd | None = None
+        self.partial = False
         self.finished = False
         self.error = ""
         self.cpu_seconds = 0.0
         self._end_seconds = 0.0  # CPU time of `end`
         self._tokens = 0
         self._forced: deque[int] = deque()  # computed once: one token may take as long as all of them
+
+    def partial_at(self, matcher: LLMatcher) -> GrammarMatcher:
+        """Returns a matcher of a part of the output, at another state of this grammar. Limits of time are for both."""
+        made = GrammarMatcher(matcher, self.facts, self.limits)
+        made.partial = True
+        made.cpu_seconds, made._tokens = self.cpu_seconds, self._tokens
+        return made
 
     def forced_tokens(self) -> list[int]:
         """Returns the tokens that the grammar forces next. If the output must end, this is one EOS token."""
@@ -87,21 +97,25 @@ class GrammarMatcher:
         return list(self._forced)
 
     def fill_bitmask(self, row: TokenBitmask) -> None:
-        """Writes the bitmask of allowed tokens into `row`, int32 [mask_len], contiguous. After an error it is 0."""
-        began = time.thread_time()
-        self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        self._spend(began)
-        row &= self.facts.permitted
-        if not self._has_failed() and not row.any():
-            self.error = "the grammar requires text that this model has no token for"
+        """Writes the bitmask of allowed tokens into `row`, int32 [mask_len], contiguous.
+
+        After an error it is 0, or that of all tokens with `partial`.
+        """
+        if not self.error:
+            began = time.thread_time()
+            self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            self._spend(began)
+            row &= self.facts.permitted
+            if not self._has_failed() and not row.any():
+                self.error = "the grammar requires text that this model has no token for"
         if self.error:
-            row[:] = 0
+            row[:] = self.facts.permitted if self.partial else 0
 
     def accept_token(self, token: int, left: int = 0) -> int:
         """Advances by `token`, which must be allowed, or by another token if the output could not end in time after it.
 
         Args:
-            token: A token id.
+            token: A token id. After an error it has no effect.
             left: Number of tokens that the output may still have, this one included. Only used with an `end`.
 
         Returns:
@@ -118,11 +132,18 @@ class GrammarMatcher:
         if token in self.facts.eos:
             self.finished = True
             return token
+        if self.error:
+            return token
         fits = self.matcher.consume_token(token)
         self._spend(began)
         if not fits:
             self._has_failed()
         return token
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it constrains no further token, because it failed or the part of the output is complete."""
+        return bool(self.error) or (self.partial and self.matcher.is_accepting())
 
     @property
     def is_complete(self) -> bool:

@@ -5,6 +5,9 @@ block on, the best token that the grammar allows is accepted from the logits of 
 above the threshold. The first token of a step is always accepted. Tokens that the grammar forces need no logits. All
 positions after the first rejected token stay masked.
 
+The grammar of a part of the output accepts no token after this part. If it fails, the step accepts the model's best
+token at the first masked position, because some strategies sample a position in one step only.
+
 All constrained blocks of a step advance together: one bitmask, one argmax and one host synchronization per position.
 """
 
@@ -57,10 +60,15 @@ class GrammarWalk:
         return self.block.num_left - len(self.accepted)
 
     @property
+    def is_free(self) -> bool:
+        """Whether the model chooses the first token, because the grammar of a part of the output failed."""
+        return not self.accepted and self.block.constraint.partial and bool(self.block.constraint.error)
+
+    @property
     def is_active(self) -> bool:
-        return not (
-            self.stopped or self.position >= self.block.size or self.num_left <= 0 or self.block.constraint.error
-        )
+        if self.stopped or self.position >= self.block.size or self.num_left <= 0:
+            return False
+        return self.is_free or not self.block.constraint.has_ended
 
     def accept(self, token: int) -> bool:
         """Accepts the next token, or another one if the output could not end in time. Returns whether it is `token`.
@@ -138,7 +146,7 @@ def _advance(batch: Sequence[GrammarWalk], logits: torch.Tensor, blocks: Denoise
         bitmask = np.zeros((len(active), max(mask_size, active[0].block.constraint.facts.mask_len)), dtype=np.int32)
         for walk, row in zip(active, bitmask, strict=True):
             walk.block.constraint.fill_bitmask(row[: walk.block.constraint.facts.mask_len])
-        remaining = [i for i, walk in enumerate(active) if not walk.block.constraint.error]
+        remaining = [i for i, walk in enumerate(active) if walk.is_free or not walk.block.constraint.error]
         if not remaining:
             return
         active, bitmask = [active[i] for i in remaining], bitmask[remaining, :mask_size]

@@ -5,15 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from runtime.errors import RequestError
 from runtime.parsers.chat_output import ChatOutputParser
 from runtime.parsers.formats import ReasoningFormat, Tool, reasoning_format, tool_format
-from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar
+from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar, tool_names
 from runtime.parsers.tool_call_parser import ToolCallOptions
 from runtime.request.engine_messages import StructuredLimits
 from runtime.request.structured import grammar_of
+from runtime.scheduling.step_plan import UNMASKED, BlockResults
+from runtime.scheduling.tool_name_matcher import ToolNameMatcher
 from runtime.structured_output.gbnf import translate_grammar
 from runtime.structured_output.grammar_cache import GrammarCache, load_llguidance_tokenizer
 from runtime.structured_output.grammar_facts import GrammarFacts
@@ -194,6 +197,44 @@ def test_arguments_that_a_schema_does_not_name_are_excluded(
     text = grammar(ToolCallConstraint(HERMES, [("tools[0]", tool)], "only", True), "", None, control, "tools")
     calls = [f'<tool_call>\n{{"name": "f", "arguments": {json.dumps(each)}}}\n</tool_call>' for each in ARGUMENTS]
     assert [i for i, call in enumerate(calls) if verdict(text, call)[1]] == accepted
+
+
+KEPT = {  # text, and how much of it may stay; None: everything
+    "a call": (ROME, None),
+    "two calls": (f"{ROME}\n{NOW}", None),
+    "another name": (f"Look.\n{ROME.replace('weather', 'wind')}", 'Look.\n<tool_call>\n{"name": "w'),
+    "the mark twice": (f"<tool_call>{ROME}", "<tool_call>"),
+    "a list": ('<tool_call>[{"name": "clock"}]', None),
+    "arguments first": ('<tool_call>\n{"arguments": {}, "name": "wind"}', None),
+    "another key": ('<tool_call>{"names": "wind"}', None),
+    "single quotes": ("<tool_call>{'name': 'wind'}", None),
+    "a quoted mark": ("Write <tool_call> and then JSON.", None),
+    "a quoted mark before a name": (
+        f"`<tool_call>`: {ROME.replace('weather', 'x')}",
+        '`<tool_call>`: <tool_call>\n{"name": "',
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "kept"), KEPT.values(), ids=KEPT)
+def test_only_the_text_up_to_a_name_is_constrained(verdict: Verdict, text: str, kept: str | None) -> None:
+    """In one step, which unmasks everything."""
+    assert HERMES is not None
+    control, grammars, encode = verdict.control, verdict.grammars, verdict.encode  # type: ignore[attr-defined]
+    names = tool_names(HERMES, ["weather", "clock"], None, control, in_reasoning=False)
+    assert names is not None
+    tokens = encode(text)
+    size = len(tokens)
+    results = BlockResults(
+        tokens=np.array([tokens]), state=np.full((1, size), UNMASKED, np.int8), remasked=np.zeros((1, size), np.bool_),
+        masks=[0], first_masked=[size], first_eos=[size], num_updated=[size], edits=[0], remasks=[0], forced=[False],
+        finished=[True], history={}, soft_tokens={},
+    )  # fmt: skip
+    start = grammars.compile(names.grammar, "tools")
+    reader = ToolNameMatcher(names, start, grammars.load_tokenizer(), first_position=0, mask_id=0)
+    constraint = reader.update(0, size, results, 0, None)
+    assert results.tokens[0, : results.first_masked[0]].tolist() == encode(text if kept is None else kept)
+    assert (constraint is None) == (kept is None)
 
 
 def test_a_schema_that_is_too_long_is_refused() -> None:

@@ -26,7 +26,7 @@ def load_engine(configure: Configure, progress: Any, lost: Any) -> Any:
     engine = backend.load_engine(configure, progress, lost)
     library = tokenizers.Tokenizer.from_file(f"{configure.engine.model}/tokenizer.json")
     script: list[int] = []  # by position
-    model, sampler, add = engine.runner.model, engine.runner.model_step.sampler, engine.add
+    model, candidates, add = engine.runner.model, engine.runner.model_step.sampler.candidates, engine.add
 
     def add_scripted(spec: RequestSpec) -> None:
         prompt = library.decode(spec.prompt, skip_special_tokens=False)
@@ -44,7 +44,7 @@ def load_engine(configure: Configure, progress: Any, lost: Any) -> Any:
         return logits
 
     engine.add, model.forward, model.final_hidden_states = add_scripted, forward, lambda hidden: hidden
-    sampler.lm_head, sampler.fused_lm_head = lm_head, None
+    candidates.lm_head, candidates.fused_lm_head = lm_head, None
     return engine
 
 

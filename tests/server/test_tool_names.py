@@ -115,6 +115,21 @@ def test_a_model_talks_and_calls_what_was_offered(served: tuple[httpx.Client, Fo
             assert (text, ask(client, route, body, stream)) == (text, expected)
 
 
+def test_a_mark_that_begins_no_named_call_constrains_nothing(served: tuple[httpx.Client, Form]) -> None:
+    client, form = served
+    if form.parser != "hermes":
+        return
+    late = '<tool_call>\n{"arguments": {"city": "Rome"}, "name": "%s"}\n</tool_call>'
+    cases = {
+        late % "weather": Answer(calls=(("weather", ROME),), reason="tool_calls"),
+        late % "weathen": Answer(late % "weathen"),
+        "Write <tool_call> and JSON.": Answer("Write <tool_call> and JSON."),
+    }
+    for text, expected in cases.items():
+        body = request(CHAT, say(text), tools=offered(CHAT, strict=False), temperature=0)
+        assert (text, ask(client, CHAT, body, stream=False)) == (text, expected)
+
+
 def test_a_name_may_only_be_what_the_choice_leaves(served: tuple[httpx.Client, Form]) -> None:
     """`allowed_tools` restricts names too. Without a tool to call, markup is text, and a thought may have any."""
     client, form = served

@@ -14,9 +14,10 @@ from runtime.engine.engine import Engine
 from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec, ToolNames
 from runtime.request.structured import grammar_of
 from runtime.scheduling.grammar_queue import GrammarQueue
-from runtime.scheduling.step_plan import Ints
+from runtime.scheduling.step_plan import GrammarBlock, Ints
 from runtime.structured_output.grammar_cache import GrammarCache
 from runtime.structured_output.grammar_facts import GrammarFacts
+from runtime.worker.constrained_decoding import GrammarWalk
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from tests.engine.harness import Setup, check_idle, decoding_of, make_engine
 from tests.matrix import marked
@@ -88,7 +89,7 @@ def served(
             last[output.id] = output
         steps += 1
         running = [request for request in engine.scheduler.running if not request.finished]
-        if every and steps % every == 0 and running:
+        if every and steps % every == 0 and running and engine._launched is None:  # no launched request is preempted
             engine.scheduler._preempt(running[-1])
     check_idle(engine)
     text = {id: "".join(special.get(token, TOKENS[token].decode()) for token in tokens) for id, tokens in ids.items()}
@@ -120,6 +121,12 @@ NAMES = "(ab|c)-"  # the rest of a call's name, with what follows it
 MARKS = {"text": ("x", {}), "special": ("[", {12: "["})}
 
 
+def names_of(mark: str, regex: str) -> ToolNames:
+    opens, special = MARKS[mark]
+    asked = grammar_of({"regex": f"{opens if mark == 'text' else ''}{regex}(?s:.*)"}, "tools")
+    return ToolNames(opens=opens, grammar=asked, special_tokens=special)
+
+
 @pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize(
     ("name", "replayed"), marked([(name, replayed) for name in SETUPS for replayed in (False, True)], quick=QUICK)
@@ -128,8 +135,7 @@ def test_only_names_of_tools_follow_the_mark_of_a_call(name: str, replayed: bool
     """All text up to the first mark, and an answer without a mark, is that of a request without tools."""
     setup = replace(SETUPS[name], replayed=replayed, buffer=1)
     opens, special = MARKS[mark]
-    asked = grammar_of({"regex": f"{'(?:x)?' if mark == 'text' else ''}{NAMES}(?s:.*)"}, "tools")
-    names = ToolNames(opens=opens, grammar=asked, special_tokens=special)
+    names = names_of(mark, NAMES)
     called = 0
     for cache in CACHES.get(name, ("none",)):
         free = [msgspec.structs.replace(spec_of(i, cache), grammar="") for i in range(20)]
@@ -143,15 +149,53 @@ def test_only_names_of_tools_follow_the_mark_of_a_call(name: str, replayed: bool
                 continue
             called += 1
             assert text.startswith(before + opens)
-            for rest in text.split(opens)[1:]:
+            rests = text.split(opens)[1:]
+            for i, rest in enumerate(rests, 1):
                 begins_none = mark == "text" and rest.startswith("y")  # the token "xy" is no beginning of a call
-                cut = any(name.startswith(rest) for name in ("ab-", "c-"))
+                cut = i == len(rests) and any(name.startswith(rest) for name in ("ab-", "c-"))
                 assert re.match(NAMES, rest) or cut or begins_none, (text, expected[spec.id])
             assert together[spec.id][1] in ("stop", "length")
         assert served(engine_of(setup), specs, special, every=2) == together
         alone = [served(engine_of(setup), [spec], special)[spec.id] for spec in specs[:2]]
         assert alone == [together[spec.id] for spec in specs[:2]]
     assert called > 3
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_a_request_goes_on_after_a_name_that_no_token_matches(name: str) -> None:
+    setup = replace(SETUPS[name], buffer=1)
+    failed = 0
+    for cache in CACHES.get(name, ("none",)):
+        engine, names = engine_of(setup), names_of("text", "é")
+        free = [msgspec.structs.replace(spec_of(i, cache), grammar="") for i in range(24)]
+        expected = served(engine_of(setup), free)
+        for spec in free:
+            engine.add(msgspec.structs.replace(spec, tool_names=names))
+        ends: dict[str, str | None] = {}
+        for _ in range(24 * 40):
+            ends |= {output.id: output.finish_reason for output in engine.step()}
+        assert {ends[spec.id] for spec in free} <= {"stop", "length"}
+        check_idle(engine)
+        failed += sum("x" in text for text, _, _ in expected.values())
+    assert failed > 3
+
+
+def test_text_after_a_name_is_not_that_of_its_grammar() -> None:
+    """It would forbid the end marker of the call, so that a model would end the answer instead of calling again."""
+    engine = engine_of(SETUPS["multi_bd"])
+    spec = msgspec.structs.replace(spec_of(0, "none"), grammar="", tool_names=names_of("special", NAMES))
+    engine.add(spec)
+    while not engine.scheduler.waiting:
+        engine.grammar_queue.poll()
+    (request,) = engine.scheduler.waiting
+    assert request.tool_names is not None
+    matcher = request.tool_names._constraint
+    walk = GrammarWalk(GrammarBlock(0, 0, 8, 20, 0.1, matcher.partial_at(matcher.matcher)), 0)
+    for token in (4, 9):
+        assert walk.is_active
+        walk.propose(token, 1.0)
+    assert not walk.is_active
+    assert walk.accepted == [4, 9]
 
 
 def test_a_grammar_that_no_token_matches_ends_only_its_request() -> None:
