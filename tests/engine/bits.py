@@ -16,9 +16,9 @@ import torch
 
 from runtime import LLM, SamplingParams
 from runtime.scheduling.step_plan import DenoiseBlocks
+from runtime.worker.candidates import CandidateSampler
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sampler import Sampler
 from tests.golden import GOLDEN
 from tests.server.checkpoint import write_checkpoint
 from tests.worker.replays import Served
@@ -104,13 +104,13 @@ def check(each: Served, asked: list[Question], received: Bits, *schedules: dict[
 def check_looks(directory: Path, monkeypatch: pytest.MonkeyPatch, **flags: Any) -> None:
     """Asserts that answers with grammars and log-probabilities are the same in a batch as alone."""
     looked: list[int] = []
-    raw = Sampler.full_logits
+    raw = CandidateSampler.full_logits
 
-    def look(self: Sampler, hidden: torch.Tensor) -> torch.Tensor:
+    def look(self: CandidateSampler, hidden: torch.Tensor) -> torch.Tensor:
         looked.append(len(hidden))
         return raw(self, hidden)
 
-    monkeypatch.setattr(Sampler, "full_logits", look)
+    monkeypatch.setattr(CandidateSampler, "full_logits", look)
     prompts = [[40, 41, 42], [50] * 9, [60, 61], [70] * 5]
     params = SamplingParams(max_tokens=11, temperature=0.8, logprobs=2, decoding={"accept_threshold": 0.05})
     forms = [{"regex": "[a-z ]{4,9}[0-9]"}, None, {"json": {"type": "array", "items": {"type": "boolean"}}}, None]
