@@ -125,6 +125,7 @@ class SamplingStep:
     Attributes:
         inputs: see ``worker.input_batch``.
         masked: [n, B], masked positions.
+        dtype: float dtype of the probabilities.
         self_conditioning: [n, B, hidden], written for algorithms that require ``LogitStat.SELF_CONDITIONING``.
         graph_safe: launch the same kernels for any content, without host synchronization.
     """
@@ -133,6 +134,7 @@ class SamplingStep:
     inputs: Tensors
     groups: list[AlgorithmGroup]
     masked: torch.Tensor
+    dtype: torch.dtype
     self_conditioning: torch.Tensor | None
     graph_safe: bool
 
@@ -173,10 +175,10 @@ class Candidates:
     vocab_size: int = 0
 
     @classmethod
-    def unsampled(cls, step: SamplingStep, dtype: torch.dtype) -> Candidates:
-        """Returns those of a step before its sampling, with probabilities of `dtype`."""
+    def unsampled(cls, step: SamplingStep) -> Candidates:
+        """Returns those of a step before its sampling."""
         tokens = step.inputs["block_tokens"]
-        confidence = torch.full(tokens.shape, -math.inf, dtype=dtype, device=tokens.device)
+        confidence = torch.full(tokens.shape, -math.inf, dtype=step.dtype, device=tokens.device)
         required = LogitStat(functools.reduce(operator.or_, (group.required_stats for group in step.groups)))
         stats = {stat: torch.full_like(confidence, none) for stat, (_, none) in STATS.items() if stat & required}
         return cls(tokens.clone(), confidence, stats, tokens.clone() if LogitStat.ARGMAX & required else None)
@@ -293,8 +295,7 @@ class CandidateSampler:
         Args:
             hidden: [rows, hidden], hidden states of the sampled positions in their order.
         """
-        dtype = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
-        found, rows = Candidates.unsampled(step, dtype), step.descriptor.rows
+        found, rows = Candidates.unsampled(step), step.descriptor.rows
         if not rows:
             return found
         if self.fused_lm_head is not None and needs_only_argmax(step.descriptor):

@@ -93,7 +93,7 @@ class Sampler:
         state = inputs["block_state"]
         dtype = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
         groups = make_groups(descriptor, inputs, dtype, self.candidates.logits_ops)
-        step = SamplingStep(descriptor, inputs, groups, state == MASKED, self_conditioning, graph_safe)
+        step = SamplingStep(descriptor, inputs, groups, state == MASKED, dtype, self_conditioning, graph_safe)
         found = self.candidates.sample(step, hidden)
         arrays = {
             "tokens": inputs["block_tokens"],
