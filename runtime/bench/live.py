@@ -126,6 +126,7 @@ class Live:
             engine.execute_step()
         before = runner.stats.replayed
         runner.stats.device_seconds.clear()
+        runner.stats.gap_seconds.clear()
         walls = []
         for _ in range(repeats):
             started = time.perf_counter()  # before the rewind: the device may already run this step
@@ -141,6 +142,7 @@ class Live:
         row: dict[str, Any] = {"rows": step.rows, "sampled": sampled, "wall_ms": round(statistics.median(walls), 3)}
         if len(device) == repeats:
             row["device_ms"] = round(statistics.median(device), 3)
+            row["gap_ms"] = round(statistics.median(runner.stats.gap_seconds) * 1e3, 3)
             row["host_ms"] = round(statistics.median(w - d for w, d in zip(walls, device, strict=True)), 3)
             row["ratio"] = round(row["wall_ms"] / row["device_ms"], 3)
         row["replayed"] = runner.stats.replayed - before

@@ -15,13 +15,14 @@ if TYPE_CHECKING:  # machines that measure may lack msgspec
     from runtime.engine.engine import Engine
 
 COLUMNS = (  # of a table of such steps; those that no row has are left out
-    *("case", "batch", "context", "loras", "rows", "sampled", "wall_ms", "device_ms", "host_ms", "ratio", "experts"),
-    *("replayed", "floor_ms", "of_floor", "chain_floor_ms", "of_chain_floor", "error", "parts_ms", "of_parts"),
-    "tokens_per_s",
+    *("case", "batch", "context", "loras", "rows", "sampled", "wall_ms", "device_ms", "gap_ms", "host_ms", "ratio"),
+    *("experts", "replayed", "floor_ms", "of_floor", "chain_floor_ms", "of_chain_floor", "error", "parts_ms"),
+    *("of_parts", "tokens_per_s"),
 )
 KINDS = {
     "plain": "every request denoises a block",
     "commit": "every request forwards a finished block and a new one",
+    "some": "one request in eight as in commit, the others as in plain",
     "mixed": "as plain, plus a prefill chunk of another request",
     "prefill": "prompts with their first blocks, as many as --budget holds",
 }
@@ -80,12 +81,14 @@ def steady_step(kind: str, batch: int, context: int, block: int, strategy: Strat
         ConfigError: the strategy has no such step.
     """
     canvas = strategy.initial_final_len(context) == 0
-    if canvas and kind in ("commit", "mixed", "chunk"):
+    if canvas and kind in ("commit", "some", "mixed", "chunk"):
         raise ConfigError(f"--cases {kind}: is not supported for models that attend to a complete canvas")
     member = Member(context - block if canvas else context)
     chunk = Member(3 * CHUNK, CHUNK)
-    if kind == "commit":
-        return SteadyStep([Member(context + block, context)] * batch, 2 * batch * block, batch)
+    if kind in ("commit", "some"):
+        ending = batch if kind == "commit" else -(-batch // 8)
+        members = [Member(context + block, context)] * ending + [member] * (batch - ending)
+        return SteadyStep(members, (batch + ending) * block, batch)
     if kind == "mixed":
         rows = batch * block + CHUNK
         return SteadyStep([*[member] * batch, chunk], rows, batch + 1, rows)

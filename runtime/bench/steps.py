@@ -26,7 +26,7 @@ from runtime.bench.model_shapes import ARCHITECTURES, architecture, random_model
 from runtime.bench.sizes import check_memory, check_positive, check_weights
 from runtime.bench.steady_state import COLUMNS, KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
-from runtime.bench.timing import median
+from runtime.bench.timing import gap_floor, median
 from runtime.config import BY_DEST
 from runtime.distributed.gpu import require_gpu
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
@@ -173,7 +173,7 @@ class _Setup:
             "ranks": build.group.size, "expert_parallel_size": args.expert_parallel_size,
         } | {name: getattr(args, name) for name in _REPORTED_ARGS}  # fmt: skip
         if args.live and device.type == "cuda":
-            self.settings |= {"tflops": args.tflops, "tbs": args.tbs}
+            self.settings |= {"tflops": args.tflops, "tbs": args.tbs, "gap_floor_ms": gap_floor(device, args)}
 
     def fill_pool(self) -> None:
         """Fills the pool with random keys and values, so that the context is as scattered as a real one."""

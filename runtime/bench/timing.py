@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+from runtime.bench.graph_capture import capture
+
 
 def median(work: Callable[[], object], device: torch.device, args: argparse.Namespace) -> float:
     """Returns median milliseconds of `work` after warm-up runs, by device events on CUDA, else by the host's clock."""
@@ -26,6 +28,26 @@ def median(work: Callable[[], object], device: torch.device, args: argparse.Name
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end))
     return _rounded(times)
+
+
+def gap_floor(device: torch.device, args: argparse.Namespace) -> float:
+    """Returns median milliseconds between a small CUDA graph and the next one, which the host launches after its end.
+
+    No step that waits for results on the host can have a smaller gap before the next one.
+    """
+    value = torch.zeros(1, device=device)
+    replay = capture(lambda: value + 1)
+    gaps = []
+    for _ in range(args.warmup + args.repeats):
+        end, begin = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        replay()
+        end.record()
+        end.synchronize()
+        begin.record()
+        replay()
+        begin.synchronize()
+        gaps.append(end.elapsed_time(begin))
+    return _rounded(gaps[args.warmup :])
 
 
 def _clocked(work: Callable[[], object]) -> float:

@@ -68,15 +68,21 @@ def pack(tensors: Mapping[str, torch.Tensor], layout: BufferLayout, flat: torch.
         view.copy_(tensors[name])
 
 
+def make_timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
 class PinnedBuffer:
-    """Pinned host memory for transfers in one direction, which grows on demand. A transfer waits for the previous."""
+    """Pinned host memory for transfers in one direction, which grows on demand. A transfer waits for the previous.
+
+    Attributes:
+        done: the end of the last transfer. Each transfer has an event of its own. None: not a CUDA device.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.pinned = torch.empty(0, dtype=torch.uint8)
-        self.done: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self.done = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self.done = make_timing_event() if device.type == "cuda" else None
 
     def reserve(self, nbytes: int) -> torch.Tensor:
         """Returns memory that no transfer uses, at least `nbytes` of it."""
@@ -88,6 +94,7 @@ class PinnedBuffer:
     def record(self) -> None:
         """Marks the memory as in use until the last transfer is done."""
         if self.done is not None:
+            self.done = make_timing_event()
             self.done.record()
 
     def wait(self) -> None:

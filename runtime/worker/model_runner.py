@@ -21,7 +21,7 @@ from runtime.request.eager_reason import EagerReason
 from runtime.scheduling.step_plan import LAYOUT_ARRAYS, NO_RESULTS, BlockResults, DenoiseBlocks, Ints, StepPlan
 from runtime.worker.candidates import FullLogits, SamplerConfig, Tensors
 from runtime.worker.constrained_decoding import apply_grammar, write_forced_tokens
-from runtime.worker.host_buffers import PinnedBuffer
+from runtime.worker.host_buffers import PinnedBuffer, make_timing_event
 from runtime.worker.input_batch import Arrays, ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs
 from runtime.worker.logprobs import compute_logprobs
 from runtime.worker.sampler import (
@@ -170,6 +170,7 @@ class ModelRunner:
         blocks, hidden_states = self.blocks, self.hidden_states
         launched, self._launched, self.hidden_states = self._launched, [], None  # frees device memory
         if blocks is None or hidden_states is None:
+            self.timer.skip()
             return NO_RESULTS
         self.timer.end(self._output_buffer, next_launched=self._next_launched)
         parts = [
@@ -399,6 +400,8 @@ class RunnerStats:
         graph_bytes: device memory of CUDA graphs.
         graphs_pending: CUDA graphs that `capture_next` has yet to capture.
         last_device_seconds: device time of the last step. None: unknown.
+        device_seconds: device time of each step that sampled.
+        gap_seconds: time for which the device did nothing before each of these steps, if the step before sampled too.
     """
 
     replayed: int = 0
@@ -407,6 +410,7 @@ class RunnerStats:
     graphs_pending: int = 0
     last_device_seconds: float | None = None
     device_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=OBSERVATIONS))
+    gap_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=OBSERVATIONS))
 
     def count(self, reason: EagerReason | None) -> None:
         """Counts a step that ran eagerly for `reason`; None: it was replayed."""
@@ -422,14 +426,19 @@ class DeviceTimer:
     def __init__(self, device: torch.device, stats: RunnerStats) -> None:
         self.stats = stats
         self._begins: list[torch.cuda.Event] = []  # starts of this step, and of the previous or the next one
+        self._last_done: torch.cuda.Event | None = None  # end of the previous step, if it sampled
         if device.type == "cuda":
-            self._begins = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+            self._begins = [make_timing_event() for _ in range(2)]
 
     def begin(self) -> None:
         self.stats.last_device_seconds = None
         self._begins.reverse()
         if self._begins:
             self._begins[0].record()
+
+    def skip(self) -> None:
+        """Ends a step without results."""
+        self._last_done = None
 
     def end(self, buffer: PinnedBuffer, *, next_launched: bool = False) -> None:
         """Ends the measurement of a step whose results were copied through `buffer`.
@@ -438,5 +447,9 @@ class DeviceTimer:
             next_launched: the forward of the next step was launched already.
         """
         if self._begins and buffer.done is not None:
-            self.stats.last_device_seconds = self._begins[next_launched].elapsed_time(buffer.done) / 1e3
+            began = self._begins[next_launched]
+            self.stats.last_device_seconds = began.elapsed_time(buffer.done) / 1e3
             self.stats.device_seconds.append(self.stats.last_device_seconds)
+            if self._last_done is not None:
+                self.stats.gap_seconds.append(self._last_done.elapsed_time(began) / 1e3)
+            self._last_done = buffer.done

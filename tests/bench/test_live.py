@@ -68,15 +68,16 @@ def test_open_blocks_are_the_same_for_contexts_of_any_length(tmp_path):
 
 @pytest.mark.matrix
 def test_steps_that_commit_or_prefill_next_to_others(tmp_path):
-    rows = measured(tmp_path, *TINY, "--cases", "commit", "mixed", "prefill")
+    rows = measured(tmp_path, *TINY, "--cases", "commit", "some", "mixed", "prefill")
     assert [(row["case"], row["batch"], row["rows"]) for row in rows] == [
-        ("commit", 1, 64), ("commit", 3, 192), ("mixed", 1, 544), ("mixed", 3, 608), ("prefill", 4, 512),
+        ("commit", 1, 64), ("commit", 3, 192), ("some", 1, 64), ("some", 3, 128), ("mixed", 1, 544), ("mixed", 3, 608),
+        ("prefill", 4, 512),
     ]  # fmt: skip
-    assert [row["sampled"] for row in rows if row["case"] != "mixed"] == [32, 96, 4 * 32]
-    for row in rows[2:4]:
+    assert [row["sampled"] for row in rows if row["case"] in ("commit", "prefill")] == [32, 96, 4 * 32]
+    for row in rows[4:6]:
         assert [part["rows"] for part in row["parts"]] == [row["rows"] - 512, 512]
         assert row["of_parts"] == pytest.approx(row["wall_ms"] / row["parts_ms"], rel=0.01)
-    assert rows[4]["tokens_per_s"] > 0
+    assert rows[6]["tokens_per_s"] > 0
 
 
 def test_live_steps_of_a_full_canvas_of_llada(tmp_path, capsys):
