@@ -11,25 +11,23 @@ import torch
 
 from runtime.layers.moe import Router
 from runtime.scheduling.step_plan import MASKED, BlockResults, DenoiseBlocks, StepPlan
-from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.model_runner import ModelRunner, RunnerStats
 
 
 class AcceptNoneRunner:
-    """Runs a model runner, and replaces its results by ones without changes."""
+    """Runs a model runner, and replaces its results by ones without changes, also on the device."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
-        if isinstance(runner, CudaGraphRunner):
-            runner.next_tokens_fn = lambda blocks, output: blocks.tokens
         self.plan: StepPlan
         self.rows: list[int] = []  # of each step
         self._held = False
         self._same: BlockResults | None = None
+        self._before: tuple[torch.Tensor, torch.Tensor] | None = None  # tokens and states before the sampling
 
     def hold(self) -> None:
         """Reuses the results of the next step for all later steps, which must sample the same blocks."""
-        self._held, self._same = True, None
+        self._held, self._same, self._before = True, None, None
 
     @property
     def stats(self) -> RunnerStats:
@@ -44,7 +42,7 @@ class AcceptNoneRunner:
 
     def launch_forward(self, plan: StepPlan) -> None:
         self.plan = plan
-        self.rows.append(len(plan.tokens))
+        self.rows.append(plan.num_rows)
         self.runner.launch_forward(plan)
 
     def must_split(self, blocks: DenoiseBlocks) -> bool:
@@ -52,6 +50,9 @@ class AcceptNoneRunner:
 
     def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
         self.plan = replace(self.plan, blocks=blocks)
+        states = self.runner.states
+        if self._before is None or not self._held:
+            self._before = states.tokens.clone(), states.states.clone()
         self.runner.launch_sampling(blocks)
 
     def wait(self) -> bool:
@@ -65,6 +66,9 @@ class AcceptNoneRunner:
 
     def results(self) -> BlockResults:
         results, blocks = self.runner.results(), self.plan.blocks
+        assert self._before is not None
+        self.runner.states.tokens.copy_(self._before[0])
+        self.runner.states.states.copy_(self._before[1])
         if blocks is None:
             if self.runner.device.type == "cuda":
                 torch.cuda.synchronize(self.runner.device)  # a step with sampled blocks waits for its results

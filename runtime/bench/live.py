@@ -172,6 +172,7 @@ class Live:
             block.tokens[:] = np.where(block.state == MASKED, self.mask_id, random.integers(*ids, block.size))
             block.masks = int((block.state == MASKED).sum())
             block.first_masked = int((block.state == MASKED).argmax())
+            request.pending_writes.append((block.start, block.start + block.size))
 
     def _runner(self, info: EngineInfo) -> ModelRunner:
         served = msgspec.structs.replace(info, max_num_batched_tokens=SERVED)
@@ -183,6 +184,7 @@ class Live:
             max_token_id=info.max_token_id,
             eos_ids=(0,),
             max_num_reqs=info.max_num_reqs,
+            max_request_len=max_request_len(self.strategy, info.max_model_len),
             batch_invariant=self.args.deterministic,
         )
         if self.args.enforce_eager or self.pool.device.type != "cuda":

@@ -114,7 +114,7 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
         plan: of the step.
         experts: number of selected experts per MoE layer, in the layers' order.
     """
-    rows = len(plan.tokens)
+    rows = plan.num_rows
     sampled = 0 if plan.blocks is None else int(plan.blocks.sampled.sum())
     routers = {path: part for path, part in model.named_modules() if isinstance(part, Router)}
     chosen = {path.rpartition(".")[0]: (part, n) for (path, part), n in zip(routers.items(), experts, strict=True)}

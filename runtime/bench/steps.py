@@ -162,6 +162,7 @@ class _Setup:
         )
         config = SamplerConfig(
             args.block_size, mask_id, last, eos_ids=(0,), max_num_reqs=max(args.batch),
+            max_request_len=max(*args.context, *args.prompt, 1) + 2 * args.block_size,
             batch_invariant=args.deterministic,
         )  # fmt: skip
         self.runner = ModelRunner(model, self.pool, config)

@@ -62,6 +62,8 @@ class Engine:
             strategy, self.scheduler, self._stats, self._step_stats, self._requests, self.grammar_queue, grammars
         )
 
+        self.scheduler.finish_deferred = self._output_processor.finish_deferred
+
     def add(self, spec: RequestSpec) -> None:
         """Adds a request that ``runtime.request.resolve`` has validated.
 
@@ -175,7 +177,7 @@ class Engine:
             self._on_outputs()
             return
         ended = time.perf_counter()
-        self.scheduler.step_time.update(len(plan.tokens), ended - started)
+        self.scheduler.step_time.update(plan.num_rows, ended - started)
         if launched:  # during the output processing of the previous step
             schedule_start = started = self._last_step_end
         self._record_step(len(batch), schedule_start, started, ended, device_seconds)

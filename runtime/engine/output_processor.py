@@ -198,6 +198,9 @@ class OutputProcessor:
         except Exception as error:
             self.fail_request(request, error)
             return False
+        for i, block in enumerate(blocks, first):
+            if i in results.rewritten:
+                request.pending_writes.append((block.start, block.start + block.size))
         if request.finish_reason is not None or (blocks and request.streams_updates):
             self.updated_requests[request] = None
         if scheduled.is_denoise_step:

@@ -290,9 +290,8 @@ class DistributedRunner:
     def launch_next(self) -> None:
         """See `Runner.launch_next`. If the step does not follow, the other ranks get another `Step` instead."""
         assert self._last_plan is not None
-        tokens = self.local.next_tokens()
-        self._broadcast_step(replace(self._last_plan, tokens=tokens))
-        self.local.launch_next(tokens)
+        self._broadcast_step(replace(self._last_plan, writes=()))
+        self.local.launch_next()
 
     def results(self) -> BlockResults:
         return self.local.results()

@@ -17,16 +17,17 @@ from runtime.scheduling.step_plan import BatchLayout, StepPlan
 class _ForwardPlan(msgspec.Struct):
     """A `StepPlan` without blocks. `layout`: None if it is the layout of the last step."""
 
-    tokens: step_plan.Ints
+    tokens: step_plan.Ints | None
     layout: BatchLayout | None
     soft_embeddings: step_plan.SoftEmbeddingRows | None
     self_conditioning: step_plan.SelfConditioningRows | None
+    writes: tuple[step_plan.StateWrite, ...]
 
 
 def encode_forward(plan: StepPlan, *, same: bool = False) -> bytes:
     """Encodes a plan without its blocks. `same`: its layout is that of the last step, and is not encoded either."""
     layout = None if same else plan.layout
-    return _encode(_ForwardPlan(plan.tokens, layout, plan.soft_embeddings, plan.self_conditioning))
+    return _encode(_ForwardPlan(plan.tokens, layout, plan.soft_embeddings, plan.self_conditioning, plan.writes))
 
 
 def decode_forward(data: bytes, last_layout: BatchLayout | None = None) -> StepPlan:
@@ -43,7 +44,7 @@ def decode_forward(data: bytes, last_layout: BatchLayout | None = None) -> StepP
     layout = plan.layout or last_layout
     if layout is None:
         raise ValueError("the first plan has no layout")
-    return StepPlan(plan.tokens, layout, plan.soft_embeddings, plan.self_conditioning)
+    return StepPlan(plan.tokens, layout, plan.soft_embeddings, plan.self_conditioning, plan.writes)
 
 
 def encode_blocks(blocks: step_plan.DenoiseBlocks | None) -> bytes:

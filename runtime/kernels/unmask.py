@@ -14,15 +14,22 @@ import torch
 from runtime.kernels.common import tl, triton
 
 MASKED, UNMASKED = 1, 2  # states of a position; 0: FIXED
+STATE_BITS = 3
 NUMBERS = 8
 ROWS, MAX_COMPARISONS = 128, 4096  # maximum sampled rows per iteration, and rows times positions
 
 
 class BlockInputs(NamedTuple):
-    """`n` blocks of `B` positions before a step."""
+    """`n` blocks of at most `B` positions before a step, in the tables of ``worker.request_states``.
 
-    tokens: torch.Tensor  # int64 [n, B]
-    state: torch.Tensor  # int8 [n, B]
+    Entry 0 of the tables is for padding: token 0, state 0.
+    """
+
+    tokens: torch.Tensor  # int32 [entries]
+    states: torch.Tensor  # int8 [entries]; bits above STATE_BITS are not changed
+    first: torch.Tensor  # int64 [n], entry of the first position
+    size: torch.Tensor  # int64 [n], number of positions
+    width: int  # B
     must_advance: torch.Tensor  # bool [n]
     num_steps: torch.Tensor  # int64 [n]
     params: torch.Tensor  # float64 [n, any]
@@ -40,7 +47,7 @@ class SampledRows(NamedTuple):
 
 
 class UnmaskOutput(NamedTuple):
-    """The blocks after a step.
+    """The blocks after a step, [n, B]. Positions behind a smaller block have token 0 and are FIXED.
 
     `numbers`, int64 [NUMBERS, n]: masked positions; unmasked ones; 0; 0; the first masked position; the first position
     filled with an end-of-sequence token (B if none); whether one was forced; whether none is masked.
@@ -54,7 +61,13 @@ class UnmaskOutput(NamedTuple):
 def threshold_unmask_reference(
     blocks: BlockInputs, sampled: SampledRows, mask_id: int | None, eos_ids: torch.Tensor
 ) -> UnmaskOutput:
-    tokens, masked = blocks.tokens, blocks.state == MASKED
+    """Returns the blocks after a step, and writes them to the tables."""
+    at = torch.arange(blocks.width, device=blocks.tokens.device)
+    inside = at < blocks.size[:, None]
+    index = torch.where(inside, blocks.first[:, None] + at, 0)
+    stored = blocks.states[index]
+    tokens, state = blocks.tokens[index].long(), stored & STATE_BITS
+    masked = state == MASKED
     choice = tokens.clone()
     conf = torch.full(tokens.shape, float("-inf"), dtype=sampled.conf.dtype, device=tokens.device)
     choice[sampled.block, sampled.at], conf[sampled.block, sampled.at] = sampled.token, sampled.conf
@@ -66,10 +79,9 @@ def threshold_unmask_reference(
     unmasked = passed | (best & forced[:, None]) | (masked & last[:, None])
     remaining = masked & ~unmasked
     new_tokens = torch.where(unmasked, choice, tokens)
-    filled = (blocks.state > 0) & ~remaining
+    filled = (state > 0) & ~remaining
     is_eos = (new_tokens[:, :, None] == eos_ids).any(2) & filled
-    size = tokens.shape[1]
-    at = torch.arange(size, device=tokens.device)
+    size = blocks.width
     none = torch.zeros_like(blocks.num_steps)
     numbers = [
         remaining.sum(1), unmasked.sum(1), none, none, torch.where(remaining, at, size).amin(1),
@@ -77,23 +89,27 @@ def threshold_unmask_reference(
     ]  # fmt: skip
     if mask_id is not None:
         new_tokens = torch.where(remaining, mask_id, new_tokens)
-    return UnmaskOutput(torch.stack(numbers), new_tokens, (blocks.state > 0).to(torch.int8) + filled)
+    new_state = (state > 0).to(torch.int8) + filled
+    blocks.tokens[index], blocks.states[index] = new_tokens.int(), new_state + (stored & ~STATE_BITS)
+    return UnmaskOutput(torch.stack(numbers), new_tokens, new_state)
 
 
 @triton.jit(do_not_specialize=["rows", "blocks", "mask_id"])
 def _threshold_unmask(
-    tokens_ptr, state_ptr, force_ptr, num_steps_ptr, params_ptr, token_ptr, conf_ptr, block_ptr, at_ptr, eos_ptr,
-    numbers_ptr, new_tokens_ptr, new_state_ptr, rows, blocks, mask_id,
+    tokens_ptr, states_ptr, first_ptr, size_ptr, force_ptr, num_steps_ptr, params_ptr, token_ptr, conf_ptr, block_ptr,
+    at_ptr, eos_ptr, numbers_ptr, new_tokens_ptr, new_state_ptr, rows, blocks, mask_id,
     COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr, STEPS: tl.constexpr, SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
     ROWS: tl.constexpr, EOS: tl.constexpr,
 ):  # fmt: skip
     """Processes one block per program."""
     block = tl.program_id(0)
     at = tl.arange(0, SIZE_P2)
-    ok = at < SIZE
     flat = block * SIZE + at
-    tokens = tl.load(tokens_ptr + flat, mask=ok, other=0)
-    state = tl.load(state_ptr + flat, mask=ok, other=0)
+    inside = at < tl.load(size_ptr + block)
+    entry = tl.load(first_ptr + block) + at
+    tokens = tl.load(tokens_ptr + entry, mask=inside, other=0).to(tl.int64)
+    stored = tl.load(states_ptr + entry, mask=inside, other=0).to(tl.int32)
+    state = stored & 3
     masked = state == 1
     choice = tokens
     conf = tl.full([SIZE_P2], float("-inf"), tl.float32)
@@ -136,8 +152,11 @@ def _threshold_unmask(
     tl.store(numbers_ptr + 7 * blocks + block, (masks == 0).to(tl.int64))
     if mask_id >= 0:
         new_tokens = tl.where(remaining, mask_id, new_tokens)
-    tl.store(new_tokens_ptr + flat, new_tokens, mask=ok)
-    tl.store(new_state_ptr + flat, ((state > 0).to(tl.int8) + filled.to(tl.int8)), mask=ok)
+    new_state = (state > 0).to(tl.int32) + filled.to(tl.int32)
+    tl.store(tokens_ptr + entry, new_tokens.to(tl.int32), mask=inside)
+    tl.store(states_ptr + entry, (new_state + stored - state).to(tl.int8), mask=inside)
+    tl.store(new_tokens_ptr + flat, new_tokens, mask=at < SIZE)
+    tl.store(new_state_ptr + flat, new_state.to(tl.int8), mask=at < SIZE)
 
 
 def rows_per_iteration(size_p2: int) -> int:
@@ -149,13 +168,15 @@ def threshold_unmask(
     blocks: BlockInputs, sampled: SampledRows, mask_id: int | None, eos_ids: torch.Tensor
 ) -> UnmaskOutput:
     """Computes `threshold_unmask_reference` for contiguous tensors and float32 probabilities on a GPU."""
-    n, size = blocks.tokens.shape
-    numbers = torch.empty(NUMBERS, n, dtype=torch.int64, device=blocks.tokens.device)
-    new_tokens, new_state = torch.empty_like(blocks.tokens), torch.empty_like(blocks.state)
+    n, size, device = len(blocks.first), blocks.width, blocks.tokens.device
+    numbers = torch.empty(NUMBERS, n, dtype=torch.int64, device=device)
+    new_tokens = torch.empty(n, size, dtype=torch.int64, device=device)
+    new_state = torch.empty(n, size, dtype=torch.int8, device=device)
     rows, size_p2 = len(sampled.token), triton.next_power_of_2(size)
     _threshold_unmask[(n,)](
-        blocks.tokens, blocks.state, blocks.must_advance, blocks.num_steps, blocks.params, sampled.token, sampled.conf,
-        sampled.block, sampled.at, eos_ids, numbers, new_tokens, new_state, rows, n, -1 if mask_id is None else mask_id,
+        blocks.tokens, blocks.states, blocks.first, blocks.size, blocks.must_advance, blocks.num_steps, blocks.params,
+        sampled.token, sampled.conf, sampled.block, sampled.at, eos_ids, numbers, new_tokens, new_state, rows, n,
+        -1 if mask_id is None else mask_id,
         COLUMNS=blocks.params.shape[1], THRESHOLD=blocks.threshold, STEPS=blocks.max_steps, SIZE=size,
         SIZE_P2=size_p2, ROWS=rows_per_iteration(size_p2), EOS=len(eos_ids), num_warps=4,
     )  # fmt: skip

@@ -13,7 +13,16 @@ import numpy.typing as npt
 
 from runtime.algorithms.base import LogitStat, UnmaskingAlgorithm, get_algorithm, resolve_params
 from runtime.scheduling.logits_processors import LogitsProcessorState
-from runtime.scheduling.step_plan import FIXED, MASKED, UNMASKED, BlockLogprobs, Ints, SoftTokens
+from runtime.scheduling.step_plan import (
+    FIXED,
+    MASKED,
+    REMASKED,
+    UNMASKED,
+    BlockLogprobs,
+    Ints,
+    SoftTokens,
+    StateWrite,
+)
 
 if TYPE_CHECKING:
     from runtime.request.engine_messages import FinishReason, RequestSpec
@@ -145,7 +154,8 @@ class Request:
         decodes_left_to_right: a grammar or forced tokens fill its masks from left to right, one block at a time.
         soft_embedding_params: None if the algorithm uses no soft embeddings.
         lora_slot: slot of its adapter on the device while it runs, else -1.
-        req_slot: row of the page table while it runs, else -1.
+        req_slot: row of the page table and slot in the runner while it runs, else -1.
+        pending_writes: ranges of positions whose content the runner does not have yet.
         page_groups: ids of its page groups. num_allocated_tokens: their tokens.
         num_cached_page_groups: leading page groups that are in the prefix cache.
         page_group_hashes: hashes of leading page groups with final content, whether they are allocated or not.
@@ -223,6 +233,7 @@ class Request:
         self.lora_slot = -1
         self.cache_salt = spec.cache_salt
         self.req_slot = -1
+        self.pending_writes: list[tuple[int, int]] = []
         self.page_groups: list[int] = []
         self.num_allocated_tokens = 0
         self.num_cached_page_groups = 0
@@ -267,6 +278,22 @@ class Request:
             found = np.flatnonzero(np.isin(block.tokens, self.spec.stop_ids) & (block.state == UNMASKED))
             at = min(at, int(found[0])) if len(found) else at
         return at
+
+    def take_writes(self) -> list[StateWrite]:
+        """Returns the content of `pending_writes`, which the runner stores."""
+        writes: list[StateWrite] = []
+        if not self.pending_writes:
+            return writes
+        spans, self.pending_writes = self.pending_writes, []
+        for start, end in spans:
+            states = self.state[start:end]
+            for block in self.blocks:
+                if block.remasked is not None and start <= block.start < end:
+                    at = block.start - start
+                    states = states.copy()
+                    states[at : at + block.size] |= block.remasked * np.int8(REMASKED)
+            writes.append(StateWrite(self.req_slot, start, self.tokens[start:end], states))
+        return writes
 
     def record_step_event(self, start: int) -> None:
         """Stores the denoise event of a step: first position, ids and masked offsets of the blocks from `start` on."""

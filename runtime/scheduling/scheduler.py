@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 from runtime.request.engine_messages import EngineInfo
 from runtime.scheduling.kv_cache_manager import KVCacheManager, OutOfPages, PageTable, PrefillDeduplicator
@@ -39,6 +40,7 @@ class Scheduler:
         max_num_reqs: maximum number of running requests.
         max_decode_rows: rows that suffice for any request that is not prefilling.
         running: running requests in the order of their arrival.
+        finish_deferred: applies what is left of the results of the last step. By default nothing is.
     """
 
     def __init__(self, info: EngineInfo, strategy: Strategy, lora_manager: LoRAManager) -> None:
@@ -64,6 +66,7 @@ class Scheduler:
         self.waiting = FairQueue()
         self.running: list[Request] = []
         self.preemptions = 0
+        self.finish_deferred: Callable[[], object] = bool
         self._num_prefix_hit_tokens = 0  # found at admission; `prefill_deduplicator` counts those found later
         self._step = 0
         self._budget_exhausted = False  # the last step had no budget left for some request
@@ -222,6 +225,10 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Frees the pages of a running request, which waits again. A finished request is released."""
+        if request.output_deferred:  # another slot gets its state
+            self.finish_deferred()
+            if request.status is Status.RELEASED:
+                return
         if request.finished:
             self.release(request)  # its last blocks are not cached; that is not counted as a preemption
             return
@@ -258,6 +265,7 @@ class Scheduler:
             request.status = Status.RUNNING
             request.lora_slot = self.lora_manager.acquire(request.adapter)
             request.req_slot = self.table.allocate_row()
+            request.pending_writes = [(0, len(request.tokens))]
             request.num_cached_page_groups = len(page_groups)
             request.num_computed_tokens = len(page_groups) * self.cache.page_group_size
             self._append_page_groups(request, page_groups + fresh)

@@ -24,6 +24,7 @@ SoftTokens = tuple[Ints, Floats]  # ids and probabilities of the tokens in soft 
 FIXED = 0  # prompt or pinned token of the output: never changes
 MASKED = 1
 UNMASKED = 2
+STATE_BITS, REMASKED = 3, 4  # of a stored state; REMASKED: the position was masked again in an earlier step
 
 NO_LOGPROBS = -1  # number of top logprobs of a request without logprobs
 
@@ -140,11 +141,15 @@ class DenoiseBlocks:
         initial_masks: [n], MASKED positions when the block was opened.
         step_budget: [n], steps of the block. 0: the algorithm decides.
         post_edit_steps: [n], earlier steps that began without a mask.
-        remasked: [n, B], positions that were masked again in an earlier step. None: none.
         sampling: None if all blocks are greedy.
         groups: one per algorithm; each block belongs to one.
+        remasked: [n, B], positions that were masked again in an earlier step, without `start`. None: none.
         noise_uniforms: [n, B], uniform random numbers from which uniform-noise algorithms draw new tokens.
-        req_slot: [n], slot of each block's self-conditioning in the runner. None: no self-conditioning.
+        req_slot: [n], slot of each block's request in the runner.
+        start: [n], position of the first token. The runner has the content of the blocks, and `tokens` and `state` are
+            the host's copies of it. None: the runner reads these arrays instead.
+        size: [n], positions.
+        self_conditioned: whether some algorithm uses self-conditioning.
         logits_processors: None without logits processors.
         grammar_blocks, forced_tokens: blocks that no algorithm fills; none of their positions is sampled.
         num_logprobs: [n], number of top tokens whose logprobs the request reads; NO_LOGPROBS: it reads none.
@@ -160,11 +165,14 @@ class DenoiseBlocks:
     initial_masks: Ints
     step_budget: Ints
     post_edit_steps: Ints
-    remasked: Bools | None
     sampling: SamplingInputs | None
     groups: tuple[AlgorithmBatch, ...]
+    remasked: Bools | None = None
     noise_uniforms: Floats | None = None
     req_slot: Ints | None = None
+    start: Ints | None = None
+    size: Ints | None = None
+    self_conditioned: bool = False
     logits_processors: LogitsProcessorBatch | None = None
     grammar_blocks: tuple[GrammarBlock, ...] = ()
     forced_tokens: tuple[ForcedTokens, ...] = ()
@@ -216,6 +224,7 @@ class BatchLayout:
         is_editable: [rows].
         query_tiles: [tiles, 3].
         page_table: [requests, pages].
+        req_slots: [rows], `Request.req_slot` of each row. None: the plan has the tokens.
         lora_slots: [rows], LoRA slot of each row; -1: base model. None: no row has an adapter.
         active_lora_modules: mask of the modules that these adapters may change, see ``ForwardBatch``.
     """
@@ -227,6 +236,7 @@ class BatchLayout:
     is_editable: Bools
     query_tiles: Ints32
     page_table: Ints32
+    req_slots: Ints | None = None
     lora_slots: Ints32 | None = None
     active_lora_modules: int = 0
 
@@ -235,20 +245,42 @@ class BatchLayout:
 LAYOUT_ARRAYS = ("positions", "slots", "visible_end", "window_pos", "is_editable", "query_tiles", "page_table")
 
 
+class StateWrite(NamedTuple):
+    """Content that the host has changed, for the tables of ``worker.request_states``.
+
+    Attributes:
+        slot: `Request.req_slot`.
+        start: first position.
+        tokens: [n].
+        states: [n], states of the positions, plus REMASKED.
+    """
+
+    slot: int
+    start: int
+    tokens: Ints
+    states: Bytes
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """One forward, and the blocks to sample after it.
 
     Attributes:
-        tokens: [rows].
+        tokens: [rows]. None: those of the requests, which the runner has.
+        writes: what the runner stores before the forward.
         blocks: None if there are none, or if they follow while the device runs the forward (``InputBuilder.blocks``).
     """
 
-    tokens: Ints
+    tokens: Ints | None
     layout: BatchLayout
     soft_embeddings: SoftEmbeddingRows | None = None
     self_conditioning: SelfConditioningRows | None = None
+    writes: tuple[StateWrite, ...] = ()
     blocks: DenoiseBlocks | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.layout.positions)
 
 
 class BlockLogprobs(NamedTuple):
@@ -285,6 +317,7 @@ class BlockResults:
         history: block -> [B, records, fields], for algorithms that record values.
         soft_tokens: block -> tokens of the soft embeddings of its UNMASKED positions.
         logprobs: block -> logprobs, for requests that read them.
+        rewritten: blocks that the host has changed after the sampling.
         uniform_noise: each step may change all of a block, and only the last one counts.
     """
 
@@ -302,6 +335,7 @@ class BlockResults:
     history: dict[int, Floats]
     soft_tokens: dict[int, SoftTokens]
     logprobs: dict[int, BlockLogprobs] = field(default_factory=dict)
+    rewritten: set[int] = field(default_factory=set)
     uniform_noise: bool = False
 
     @property

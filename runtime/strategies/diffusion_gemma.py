@@ -59,6 +59,7 @@ class Canvas(Strategy):
         else:
             request.blocks = [block]
             block.tokens[state == MASKED] = self._noise(request, start)[state == MASKED]
+            request.pending_writes.append((start, end))
 
     def _mask_canvas(self, request: Request, start: int) -> npt.NDArray[np.int8]:
         """Sets the state of all positions that are not FIXED to MASKED, and returns the state, int8 [size]."""

@@ -202,6 +202,7 @@ def _write_tokens(results: BlockResults, i: int, first: int, tokens: Sequence[in
     end = first + len(tokens)
     results.tokens[i, first:end] = tokens
     results.state[i, first:end] = UNMASKED
+    results.rewritten.add(i)
     results.masks[i] -= len(tokens)
     results.num_updated[i] += len(tokens)
     results.first_masked[i] = end if results.masks[i] else results.tokens.shape[1]

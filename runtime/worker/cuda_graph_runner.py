@@ -24,7 +24,7 @@ from runtime.errors import ReplicaLost
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
 from runtime.request.eager_reason import EagerReason
-from runtime.scheduling.step_plan import BatchLayout, DenoiseBlocks, Ints, SelfConditioningRows, StepPlan
+from runtime.scheduling.step_plan import BatchLayout, DenoiseBlocks, SelfConditioningRows, StepPlan
 from runtime.worker.candidates import SamplerConfig
 from runtime.worker.graph_padding import (
     CaptureSizes,
@@ -35,14 +35,9 @@ from runtime.worker.graph_padding import (
     sample_buffer_specs,
 )
 from runtime.worker.host_buffers import ArraySpecs, BufferLayout, BufferView, StaticBuffer, pack, tensor_specs
-from runtime.worker.input_batch import (
-    ForwardDescriptor,
-    SampleDescriptor,
-    forward_inputs,
-    sample_inputs,
-)
+from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor, sample_inputs
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sampler import all_blocks_continue, next_tokens
+from runtime.worker.sampler import all_blocks_continue
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +86,7 @@ class GraphCapturer:
 
 def run_eagerly(work: Work) -> Work:
     """Replaces a `GraphCapturer` where capture is impossible: each replay runs the work again."""
+    work()
     return work
 
 
@@ -174,7 +170,8 @@ class CudaGraphRunner(ModelRunner):
         self, model: Model, pool: KVPool, config: SamplerConfig, sizes: CaptureSizes, capture: Callable[[Work], Work],
         *, capture_sampling: bool = True, capture_after: int = CAPTURE_AFTER,
     ) -> None:  # fmt: skip
-        super().__init__(model, pool, config)
+        largest = sizes.forward_descriptors()[0]
+        super().__init__(model, pool, config, num_staged=largest.rows)
         self.self_conditioned = self.model_step.self_conditioning_state is not None  # the model is `SelfConditioned`
         self.sizes = sizes = replace(sizes, self_conditioned=self.self_conditioned)
         self.capture = capture
@@ -186,24 +183,23 @@ class CudaGraphRunner(ModelRunner):
         self._may_capture = True  # no step is delayed by more than one capture
         self._plan: StepPlan | None = None  # plan of the current step
         self._eager_reason: EagerReason | None = None  # why the step's forward ran eagerly; None: it was replayed
-        self._last_layout: BatchLayout | None = None  # layout of the last forward, if it was replayed
+        self._last_layout: BatchLayout | None = None  # of the last forward, if a replay would read its requests' tokens
         self._last_graph: CapturedGraph | None = None  # the graph of that forward, which holds its inputs
         self._last_conditioned: SelfConditioningRows | None = None  # self-conditioning rows of that forward
         self._static_hidden_states: torch.Tensor | None = None  # of the last replayed forward, [max rows, hidden]
         self._sample_graph: CapturedGraph | None = None  # graph of the current step's sampling, if it was replayed
-        self._launched_tokens: Ints | None = None  # tokens of the next step, if its forward was launched already
-        self.next_tokens_fn = next_tokens  # benchmarks replace it to repeat a step
-        largest = BufferLayout(forward_buffer_specs(sizes.forward_descriptors()[0], sizes.block_size)).nbytes
+        nbytes = BufferLayout(forward_buffer_specs(sizes.forward_descriptors()[0], sizes.block_size)).nbytes
         self._forward_memory, self._sample_memory, self._output_memory = (
-            StaticBuffer(self.device, max(2 * largest, MIN_BUFFER_BYTES)) for _ in range(3)
+            StaticBuffer(self.device, max(2 * nbytes, MIN_BUFFER_BYTES)) for _ in range(3)
         )
 
     def launch_forward(self, plan: StepPlan) -> None:
-        launched, self._launched_tokens = self.has_launched(plan), None
+        launched = self.has_launched(plan)
         self._may_capture = True
+        self.states.write(plan.writes, self.h2d)
         self._plan, self._eager_reason, self.hidden_states = plan, None, None
         if self._same_layout(plan):
-            self.hidden_states = self._static_hidden_states if launched else self._replay(plan.tokens)
+            self.hidden_states = self._static_hidden_states if launched else self._replay()
         if self.hidden_states is None:
             self.hidden_states, self._eager_reason = self._forward_new_layout(plan)
 
@@ -217,7 +213,7 @@ class CudaGraphRunner(ModelRunner):
             self._sample_eagerly(blocks)
             return
         reason = self._eager_reason
-        descriptor, arrays = sample_inputs(blocks)
+        descriptor, arrays = sample_inputs(blocks, self.states)
         padded = None
         if descriptor.has_logits_processors:
             reason = reason or EagerReason.LOGITS_PROCESSORS
@@ -259,7 +255,7 @@ class CudaGraphRunner(ModelRunner):
         plan, blocks = self._plan, self.blocks
         if plan is None or blocks is None or blocks.per_request or blocks.num_logprobs is not None:
             return False
-        if plan.layout is not self._last_layout or len(plan.tokens) != blocks.tokens.size:
+        if plan.layout is not self._last_layout or plan.num_rows != blocks.tokens.size:
             return False
         if self.self_conditioned and (
             plan.self_conditioning is None or len(plan.self_conditioning.rows) < len(blocks.tokens)
@@ -268,51 +264,46 @@ class CudaGraphRunner(ModelRunner):
         (output,) = self._outputs
         return all_blocks_continue(output, len(blocks.tokens), uniform_noise=blocks.noise_uniforms is not None)
 
-    def next_tokens(self) -> Ints:
-        assert self.blocks is not None
-        return self.next_tokens_fn(self.blocks, self._outputs[0]).ravel()
-
-    def launch_next(self, tokens: Ints | None = None) -> None:
-        self._launched_tokens = self.next_tokens() if tokens is None else tokens
-        self._replay(self._launched_tokens)
+    def launch_next(self) -> None:
+        self._replay()
         self._next_launched = True
 
     def has_launched(self, plan: StepPlan) -> bool:
-        tokens = self._launched_tokens
-        return tokens is not None and self._same_layout(plan) and np.array_equal(tokens, plan.tokens)
+        return self._next_launched and self._same_layout(plan) and not plan.writes
 
     def _same_layout(self, plan: StepPlan) -> bool:
         """Whether the forward has the layout of the last one, so that only its tokens differ."""
-        if plan.layout is not self._last_layout or plan.soft_embeddings is not None:
+        if plan.layout is not self._last_layout or plan.soft_embeddings is not None or plan.tokens is not None:
             return False
         return not self.self_conditioned or _same_conditioning(plan.self_conditioning, self._last_conditioned)
 
-    def _replay(self, tokens: Ints) -> torch.Tensor | None:
-        """Replays the last forward with other tokens."""
+    def _replay(self) -> torch.Tensor | None:
+        """Replays the last forward with the tokens that its requests have now."""
         graph = self._last_graph
         assert graph is not None
         assert graph.replay is not None
-        self._forward_memory.wait()
-        graph.host_inputs["tokens"][: len(tokens)] = tokens
         self.timer.begin()
-        graph.inputs.upload()
         graph.replay()
         return self._static_hidden_states
 
     def _forward_new_layout(self, plan: StepPlan) -> tuple[torch.Tensor, EagerReason | None]:
         """Returns the hidden states [rows, hidden], and why the forward ran eagerly (None: it was replayed)."""
-        descriptor, arrays = forward_inputs(plan, self_conditioned=self.self_conditioned, block_size=self.block_size)
+        descriptor, arrays = self._forward_arrays(plan)
         padded = self.sizes.pad_forward(descriptor)
         self._last_layout = self._last_graph = None
         if padded is not None:
+            if plan.tokens is not None:
+                arrays["token_entry"] = self.states.stage(plan.tokens, self.h2d)
 
             def fill(into: Views) -> None:
                 pad_forward_inputs(into, descriptor, arrays, padded, self.sizes)
                 self.timer.begin()  # the device is idle before
 
             if self._launch_forward_graph(padded, fill):
-                self._last_layout, self._last_graph = plan.layout, self._graphs[padded]
-                self._last_conditioned = plan.self_conditioning
+                graph = self._graphs.get(padded)  # None: its capture failed after a run
+                if plan.tokens is None and graph is not None:
+                    self._last_layout, self._last_graph = plan.layout, graph
+                    self._last_conditioned = plan.self_conditioning
                 assert self._static_hidden_states is not None
                 return self._static_hidden_states, None
         self.timer.begin()
@@ -377,18 +368,26 @@ class CudaGraphRunner(ModelRunner):
         buffer.wait()
         fill(graph.host_inputs)
         graph.inputs.upload()
-        if graph.replay is None:
+        if graph.replay is not None:
+            graph.replay()
+        else:
             self._may_capture = False
             self._pending.pop(descriptor, None)
             self.stats.graphs_pending = len(self._pending)
+            num_runs = 0
+
+            def counted() -> None:
+                nonlocal num_runs
+                work()
+                num_runs += 1
+
             try:
-                graph.replay = self.capture(work)
+                graph.replay = self.capture(counted)  # this has run it, and sampling must not run twice
             except RuntimeError:
                 log.warning("CUDA graph capture failed, this shape runs eagerly: %s", descriptor, exc_info=True)
                 self._num_uses[descriptor] = -(2**62)
-                return False
+                return num_runs > 0
             self._graphs[descriptor] = graph
-        graph.replay()
         return True
 
     def capture_later(self, descriptors: list[ForwardDescriptor | SampleDescriptor]) -> None:
@@ -404,7 +403,7 @@ class CudaGraphRunner(ModelRunner):
         descriptor = next(iter(self._pending), None)
         if descriptor is None:
             return 0
-        self._last_layout = self._last_graph = self._launched_tokens = None  # the capture uses the same input buffers
+        self._last_layout = self._last_graph = None  # the capture uses the same input buffers
         before = used_outside_allocator(self.device)
         self.capture_graph(descriptor)
         self._pending.pop(descriptor, None)

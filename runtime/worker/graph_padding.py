@@ -2,7 +2,7 @@
 
 `CaptureSizes` computes the padded descriptors. The functions after it write the inputs of a step into the input buffers
 of its CUDA graph. Padding has no effect on results. A padding token writes no KV and attends to one key, so its output
-is finite and unused. A padding block is FIXED at all positions, and padding rows of sampling belong to it.
+is finite and unused. A padding block has no positions, and padding rows of sampling belong to it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from runtime.algorithms.base import NO_FILTERS
 from runtime.kernels.forward_batch import MAX_TILE_ROWS
-from runtime.worker.host_buffers import ArraySpecs
-from runtime.worker.input_batch import AlgorithmDescriptor, Arrays, ForwardDescriptor, SampleDescriptor
+from runtime.worker.host_buffers import Arrays, ArraySpecs
+from runtime.worker.input_batch import AlgorithmDescriptor, ForwardDescriptor, SampleDescriptor
 
 MIN_PREFILL_FILL = 15 / 16  # a step is padded to the prefill size only if it fills at least this fraction of it
 # Sampled rows are padded to a multiple of a step: the number of positions of their blocks, divided by
@@ -30,16 +30,16 @@ MIN_HISTORY_LEN = 8  # smallest padded history of an algorithm
 
 Views = dict[str, npt.NDArray[Any]]
 
-I64, I32, I8, BOOL, F64 = (np.dtype(kind) for kind in (np.int64, np.int32, np.int8, np.bool_, np.float64))
+I64, I32, BOOL, F64 = (np.dtype(kind) for kind in (np.int64, np.int32, np.bool_, np.float64))
 ROWS = {  # dtype of the value per row, and its value for padding tokens
-    "tokens": (I64, 0),
+    "token_entry": (I64, 0),
     "positions": (I64, 0),
     "slots": (I64, -1),
     "visible_end": (I32, 1),
     "window_pos": (I64, 0),
     "is_editable": (BOOL, False),
 }
-BLOCK_NUMBERS = ("num_advance_steps", "initial_masks", "step_budget", "post_edit_steps")
+BLOCK_NUMBERS = ("block_first", "block_size", "num_advance_steps", "initial_masks", "step_budget", "post_edit_steps")
 BLOCKS = {"must_advance": BOOL, **dict.fromkeys(BLOCK_NUMBERS, I64)}
 
 
@@ -188,7 +188,6 @@ class CaptureSizes:
             blocks=_round_up(descriptor.blocks, self._sample_sizes) + 1,
             size=size,
             groups=tuple(self.pad_group(group, size) for group in descriptor.groups),
-            remasked=True,
             uniform_noise=descriptor.uniform_noise,
             self_conditioned=self.self_conditioned,
         )
@@ -299,9 +298,6 @@ def sample_buffer_specs(descriptor: SampleDescriptor) -> ArraySpecs:
     rows, n, size = descriptor.rows, descriptor.blocks, descriptor.size
     found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = dict.fromkeys(("rows", "block", "at"), (I64, (rows,)))
     found["num_valid"] = I32, (1,)
-    found["block_tokens"] = I64, (n, size)
-    found["block_state"] = I8, (n, size)
-    found["remasked"] = BOOL, (n, size)
     found |= {name: (dtype, (n,)) for name, dtype in BLOCKS.items()}
     if descriptor.uniform_noise:
         found["noise_uniforms"] = F64, (n, size)
@@ -327,15 +323,10 @@ def pad_sample_inputs(
 ) -> None:
     """Writes the inputs of sampling into the buffers of a larger descriptor."""
     n, size, padding_block = descriptor.blocks, descriptor.size, padded.blocks - 1
-    for name in ("block_tokens", "block_state", "remasked", "noise_uniforms"):
-        view = into.get(name)
-        if view is None:
-            continue
-        if size < padded.size or name not in arrays:
-            view[:n] = 0
-        if name in arrays:
-            view[:n, :size] = arrays[name]
-        view[n:] = 0
+    if padded.uniform_noise:
+        noise = into["noise_uniforms"]
+        noise[...] = 0
+        noise[:n, :size] = arrays["noise_uniforms"]
     for name in BLOCKS:
         into[name][:n] = arrays[name]
         into[name][n:] = 0

@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from runtime.worker.input_batch import Arrays
-
 ALIGNMENT = 16  # bytes, so that vectorized loads of each array are aligned
 
+Arrays = dict[str, npt.NDArray[np.generic]]
 ArraySpecs = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 _TORCH = {np.dtype(name): getattr(torch, name) for name in ("int64", "int32", "int8", "bool", "float64", "float32")}
 _NUMPY = {there: here for here, there in _TORCH.items()}

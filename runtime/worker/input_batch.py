@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from runtime.algorithms.base import (
     MIN_P,
@@ -46,9 +45,10 @@ from runtime.scheduling.step_plan import (
     make_row_layout,
 )
 from runtime.scheduling.strategy import Strategy
+from runtime.worker.host_buffers import Arrays
 from runtime.worker.logits_processors import logits_processor_arrays, make_logits_processor_batch
+from runtime.worker.request_states import RequestStates
 
-Arrays = dict[str, npt.NDArray[np.generic]]
 BLOCK_ARRAYS = ("must_advance", "num_advance_steps", "initial_masks", "step_budget", "post_edit_steps")  # [blocks] each
 
 
@@ -100,12 +100,16 @@ class AlgorithmDescriptor:
 
 @dataclass(frozen=True)
 class SampleDescriptor:
-    """Everything on which the launches of sampling depend: `blocks` of `size` positions, in groups."""
+    """Everything on which the launches of sampling depend: `blocks` of `size` positions, in groups.
+
+    Attributes:
+        stored: the content of the blocks is in `RequestStates`.
+    """
 
     blocks: int
     size: int
     groups: tuple[AlgorithmDescriptor, ...]
-    remasked: bool = False
+    stored: bool = True
     uniform_noise: bool = False
     self_conditioned: bool = False
     has_logits_processors: bool = False  # such a step is not captured
@@ -117,14 +121,22 @@ class SampleDescriptor:
         object.__setattr__(self, "num_random", sum([group.num_random for group in self.groups]))
 
 
-def forward_inputs(plan: StepPlan, *, self_conditioned: bool, block_size: int) -> tuple[ForwardDescriptor, Arrays]:
+def forward_inputs(
+    plan: StepPlan, states: RequestStates, *, self_conditioned: bool, block_size: int
+) -> tuple[ForwardDescriptor, Arrays]:
     """Returns the descriptor and the input arrays of a forward.
 
     Args:
+        states: where the tokens of requests are stored.
         self_conditioned: the model uses self-conditioning.
     """
     layout = plan.layout
-    arrays: Arrays = {"tokens": plan.tokens, **{name: getattr(layout, name) for name in LAYOUT_ARRAYS}}
+    arrays: Arrays = {name: getattr(layout, name) for name in LAYOUT_ARRAYS}
+    if plan.tokens is not None:
+        arrays["tokens"] = plan.tokens
+    else:
+        assert layout.req_slots is not None
+        arrays["token_entry"] = states.entries(layout.req_slots, layout.positions)
     soft_embedding_shape, num_self_conditioned = (0, 0), 0
     if plan.soft_embeddings is not None:
         soft_embedding_shape = plan.soft_embeddings.ids.shape
@@ -137,7 +149,7 @@ def forward_inputs(plan: StepPlan, *, self_conditioned: bool, block_size: int) -
         assert layout.lora_slots is not None
         arrays["lora_slots"] = layout.lora_slots
     shape = ForwardDescriptor(
-        rows=len(plan.tokens),
+        rows=plan.num_rows,
         tiles=len(layout.query_tiles),
         requests=layout.page_table.shape[0],
         pages=layout.page_table.shape[1],
@@ -150,8 +162,10 @@ def forward_inputs(plan: StepPlan, *, self_conditioned: bool, block_size: int) -
     return shape, arrays
 
 
-def sample_inputs(blocks: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
+def sample_inputs(blocks: DenoiseBlocks, states: RequestStates) -> tuple[SampleDescriptor, Arrays]:
     """Returns the descriptor and the input arrays of sampling.
+
+    `states` has the content of the blocks.
 
     Sampled positions are ordered by group; within a group, greedy rows precede those with a temperature. The array
     `num_valid` holds the number of rows up to the last one that is not padding.
@@ -165,8 +179,6 @@ def sample_inputs(blocks: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
         "block": block,
         "at": at,
         "num_valid": np.array([len(at)], dtype=np.int32),
-        "block_tokens": blocks.tokens,
-        "block_state": blocks.state,
         **{name: getattr(blocks, name) for name in BLOCK_ARRAYS},
     }
     if several:
@@ -174,8 +186,18 @@ def sample_inputs(blocks: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
         for group in blocks.groups:
             block_in_group[group.members] = np.arange(len(group.members))
         arrays["block_in_group"] = block_in_group[block]
-    optional = {"remasked": blocks.remasked, "noise_uniforms": blocks.noise_uniforms, "req_slot": blocks.req_slot}
-    arrays |= {name: array for name, array in optional.items() if array is not None}
+    if blocks.start is None:
+        remasked = np.zeros_like(blocks.sampled) if blocks.remasked is None else blocks.remasked
+        arrays |= {"block_tokens": blocks.tokens, "block_state": blocks.state, "remasked": remasked}
+    else:
+        assert blocks.req_slot is not None
+        assert blocks.size is not None
+        arrays |= {"block_first": states.entries(blocks.req_slot, blocks.start), "block_size": blocks.size}
+    if blocks.noise_uniforms is not None:
+        arrays["noise_uniforms"] = blocks.noise_uniforms
+    if blocks.self_conditioned:
+        assert blocks.req_slot is not None
+        arrays["req_slot"] = blocks.req_slot
     if blocks.logits_processors is not None:
         arrays |= logits_processor_arrays(blocks.logits_processors)
     if blocks.sampling is not None:
@@ -213,9 +235,9 @@ def sample_inputs(blocks: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
         blocks=len(blocks.tokens),
         size=blocks.tokens.shape[1],
         groups=tuple(groups),
-        remasked=blocks.remasked is not None,
+        stored=blocks.start is not None,
         uniform_noise=blocks.noise_uniforms is not None,
-        self_conditioned=blocks.req_slot is not None,
+        self_conditioned=blocks.self_conditioned,
         has_logits_processors=blocks.logits_processors is not None,
     )
     return shape, arrays
@@ -263,7 +285,7 @@ class InputBuilder:
         self._has_soft_embeddings = self._has_self_conditioning = False
 
     def plan(self, batch: list[ScheduledRequest]) -> StepPlan:
-        """Returns the plan of a step without its blocks. Only token ids of its requests must be current."""
+        """Returns the plan of a step without its blocks. Of its requests, only `pending_writes` must be current."""
         if self._layout is None or self._cache_key[0] != self.table.version or self._batch != batch:
             cache_key = self._make_cache_key(batch)
             if self._layout is None or self._cache_key != cache_key:
@@ -275,11 +297,14 @@ class InputBuilder:
     def replan(self, batch: list[ScheduledRequest]) -> StepPlan:
         """Returns the next plan of the same batch, without access to the state of its requests."""
         assert self._layout is not None
+        writes = [write for scheduled in batch for write in scheduled.request.take_writes()]
+        earlier = any(scheduled.recompute is not None for scheduled in batch)  # ids of an earlier step
         return StepPlan(
-            _concat([scheduled.tokens for scheduled in batch]),
+            _concat([scheduled.tokens for scheduled in batch]) if earlier else None,
             self._layout,
             soft_embedding_rows(batch, self._offsets) if self._has_soft_embeddings else None,
             self_conditioning_rows(batch, self._offsets) if self._has_self_conditioning else None,
+            tuple(writes),
         )
 
     def blocks(self, batch: list[ScheduledRequest]) -> DenoiseBlocks | None:
@@ -332,6 +357,7 @@ class InputBuilder:
             is_editable=positions >= boundary,
             query_tiles=layout.tiles,
             page_table=pages,
+            req_slots=row[owner],
             lora_slots=slot[owner].astype(np.int32) if cache_key[1] else None,
             active_lora_modules=cache_key[1],
         )
@@ -364,7 +390,7 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
             row = block.logits_start + offset
             numbers += (
                 row, block.must_advance, block.num_advance_steps, block.initial_masks, block.step_budget,
-                block.post_edit_steps,
+                block.post_edit_steps, request.req_slot, block.start, block.size,
             )  # fmt: skip
     if not blocks:
         return None
@@ -399,11 +425,13 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
         initial_masks=columns[3],
         step_budget=columns[4],
         post_edit_steps=columns[5],
-        remasked=_remasked(blocks, size),
         sampling=_sampling_inputs(owners, blocks, groups, size),
         groups=groups,
         noise_uniforms=_uniforms(owners, blocks, size, RENOISE) if any(rule.uniform_noise for rule in rules) else None,
-        req_slot=np.array([request.req_slot for request in owners]) if wants & LogitStat.SELF_CONDITIONING else None,
+        req_slot=columns[6],
+        start=columns[7],
+        size=columns[8],
+        self_conditioned=bool(wants & LogitStat.SELF_CONDITIONING),
         logits_processors=make_logits_processor_batch(owners, blocks, size) if shaped else None,
         grammar_blocks=grammar_blocks(owners, blocks) if led else (),
         forced_tokens=forced_blocks(owners, blocks) if led else (),
@@ -422,13 +450,6 @@ def _pad_and_stack(parts: list[np.ndarray], size: int) -> np.ndarray:
 def _concat(parts: list[np.ndarray]) -> np.ndarray:
     """Does the same as ``np.concatenate`` for contiguous arrays of one dtype, in a third of the time."""
     return np.frombuffer(bytearray().join(cast("list[bytearray]", parts)), dtype=parts[0].dtype)  # arrays are buffers
-
-
-def _remasked(blocks: list[Block], size: int) -> np.ndarray | None:
-    if all(block.remasked is None for block in blocks):
-        return None
-    none = np.zeros(size, dtype=np.bool_)
-    return _pad_and_stack([none if block.remasked is None else block.remasked for block in blocks], size)
 
 
 def _history(rule: UnmaskingAlgorithm, blocks: list[Block], size: int) -> np.ndarray | None:

@@ -92,6 +92,7 @@ def build_model_runner(
         eos_ids=tuple(info.eos_token_ids),
         edit_tokens=EditTokens.of(info),
         max_num_reqs=info.max_num_reqs,
+        max_request_len=longest,
         batch_invariant=config.deterministic,
         logits_ops=logits_ops,
     )
@@ -150,6 +151,7 @@ def build_model_runner(
         runner = make(pages)
     if not on_cuda:
         run_warm_up(runner, runner.block_size)
+    log.info("Tokens and states of %d requests: %.1f MB of memory", info.max_num_reqs, runner.states.nbytes / 1e6)
     if isinstance(runner, CudaGraphRunner):
         capture_graphs(runner, info)
     return runner, pages

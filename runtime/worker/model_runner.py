@@ -18,13 +18,23 @@ from runtime.layers.embedding import soft_token_embeddings
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, SelfConditioned
 from runtime.request.eager_reason import EagerReason
-from runtime.scheduling.step_plan import LAYOUT_ARRAYS, NO_RESULTS, BlockResults, DenoiseBlocks, Ints, StepPlan
+from runtime.scheduling.step_plan import (
+    FIXED,
+    LAYOUT_ARRAYS,
+    MASKED,
+    NO_RESULTS,
+    BlockResults,
+    DenoiseBlocks,
+    StepPlan,
+)
 from runtime.worker.candidates import FullLogits, SamplerConfig, Tensors
 from runtime.worker.constrained_decoding import apply_grammar, write_forced_tokens
-from runtime.worker.host_buffers import PinnedBuffer, make_timing_event
-from runtime.worker.input_batch import Arrays, ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs
+from runtime.worker.host_buffers import Arrays, PinnedBuffer, make_timing_event
+from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs
 from runtime.worker.logprobs import compute_logprobs
+from runtime.worker.request_states import RequestStates
 from runtime.worker.sampler import (
+    FINISHED,
     HostOutput,
     Sampler,
     SamplerOutput,
@@ -78,7 +88,7 @@ class Runner(Protocol):
         ...
 
     def launch_next(self) -> None:
-        """Launches the forward of the next step, with the layout of this one and the tokens of its output."""
+        """Launches the forward of the next step, with the layout of this one and the tokens after it."""
         ...
 
     def results(self) -> BlockResults:
@@ -108,16 +118,18 @@ class ModelRunner:
 
     Args:
         pool: the KV pool, on the device of the model.
+        num_staged: see ``RequestStates``.
     """
 
-    def __init__(self, model: Model, pool: KVPool, config: SamplerConfig) -> None:
+    def __init__(self, model: Model, pool: KVPool, config: SamplerConfig, *, num_staged: int = 0) -> None:
         self.model = model
         self.pool = pool
         self.device = pool.device
         self.block_size = config.block_size
         self.mask_id = config.mask_id
         self.batch_invariant = config.batch_invariant
-        self.model_step = ModelStep(model, pool, config)
+        self.states = RequestStates(config.max_num_reqs, config.max_request_len, pool.device, num_staged=num_staged)
+        self.model_step = ModelStep(model, pool, self.states, config)
         self.notify_ranks: Callable[[np.ndarray], None] | None = None  # on the driver rank, see FullLogits
         self.last_logits: FullLogits | None = None  # logits of the last step, for messages of the driver rank
         self.stats = RunnerStats()
@@ -140,6 +152,7 @@ class ModelRunner:
 
     def launch_forward(self, plan: StepPlan) -> None:
         self.timer.begin()
+        self.states.write(plan.writes, self.h2d)
         self.hidden_states = self.model_step.forward(*self._forward_inputs(plan))
 
     def must_split(self, blocks: DenoiseBlocks) -> bool:
@@ -154,12 +167,8 @@ class ModelRunner:
         self._output_buffer, self._next_launched = self.d2h, False
         return False
 
-    def next_tokens(self) -> Ints:
-        """Returns the tokens [rows] of the forward that `launch_next` launches. Call it after `wait` returned True."""
-        raise NotImplementedError
-
-    def launch_next(self, tokens: Ints | None = None) -> None:
-        """See `Runner.launch_next`. `tokens`: those of `next_tokens`, if they are known already."""
+    def launch_next(self) -> None:
+        """See `Runner.launch_next`."""
         raise NotImplementedError
 
     def has_launched(self, plan: StepPlan) -> bool:
@@ -217,10 +226,12 @@ class ModelRunner:
             [logits_ops.all_gather(model.lm_head(model.final_hidden_states(part))).cpu() for part in parts]
         )
 
-    def _forward_inputs(self, plan: StepPlan) -> tuple[ForwardDescriptor, dict[str, torch.Tensor]]:
-        descriptor, arrays = forward_inputs(
-            plan, self_conditioned=self.model_step.self_conditioning_state is not None, block_size=self.block_size
-        )
+    def _forward_arrays(self, plan: StepPlan) -> tuple[ForwardDescriptor, Arrays]:
+        self_conditioned = self.model_step.self_conditioning_state is not None
+        return forward_inputs(plan, self.states, self_conditioned=self_conditioned, block_size=self.block_size)
+
+    def _forward_inputs(self, plan: StepPlan) -> tuple[ForwardDescriptor, Tensors]:
+        descriptor, arrays = self._forward_arrays(plan)
         return descriptor, self.h2d.to_device(arrays)
 
     def _sample_eagerly(self, blocks: DenoiseBlocks | None) -> None:
@@ -228,7 +239,7 @@ class ModelRunner:
         if blocks is None:
             return
         for part in blocks.per_request or (blocks,):
-            self._launch_sample(part, *sample_inputs(part))
+            self._launch_sample(part, *sample_inputs(part, self.states))
 
     def _launch_sample(self, blocks: DenoiseBlocks, descriptor: SampleDescriptor, arrays: Arrays) -> None:
         assert self.hidden_states is not None
@@ -254,12 +265,14 @@ class ModelStep:
 
     Args:
         pool: the KV pool, on the device of the model.
+        states: tokens and states of the requests, which sampling updates.
         config: its `logits_ops` are those of a model without vocabulary sharding.
     """
 
-    def __init__(self, model: Model, pool: KVPool, config: SamplerConfig) -> None:
+    def __init__(self, model: Model, pool: KVPool, states: RequestStates, config: SamplerConfig) -> None:
         self.model = model
         self.pool = pool
+        self.states = states
         self.mask_id = config.mask_id
         self.soft_embedding_chunk_rows = None
         if config.batch_invariant:
@@ -278,7 +291,8 @@ class ModelStep:
 
     def batch(self, descriptor: ForwardDescriptor, inputs: Tensors) -> ForwardBatch:
         return ForwardBatch(
-            **{name: inputs[name] for name in ("tokens", *LAYOUT_ARRAYS)},
+            tokens=self._tokens(inputs),
+            **{name: inputs[name] for name in LAYOUT_ARRAYS},
             page_size=self.pool.page_size,
             tile_rows=descriptor.tile_rows,
             max_seq_len=descriptor.reach,
@@ -289,10 +303,17 @@ class ModelStep:
 
     def forward(self, descriptor: ForwardDescriptor, inputs: Tensors) -> torch.Tensor:
         """Returns hidden states [rows, hidden] before the final norm, and writes the K/V of the rows to the pool."""
-        x = self.model.embed(inputs["tokens"])
+        batch = self.batch(descriptor, inputs)
+        x = self.model.embed(batch.tokens)
         if descriptor.soft_embedding_shape[0]:
             self._apply_soft_embeddings(x, inputs)
-        return self.model.forward(x, self.batch(descriptor, inputs), self.pool)
+        return self.model.forward(x, batch, self.pool)
+
+    def _tokens(self, inputs: Tensors) -> torch.Tensor:
+        """Returns the tokens of a forward, int64 [rows]."""
+        if "tokens" in inputs:
+            return inputs["tokens"]
+        return self.states.tokens[inputs["token_entry"]].long()
 
     def sample(
         self, descriptor: SampleDescriptor, inputs: Tensors, hidden_states: torch.Tensor, *, graph_safe: bool = False
@@ -307,6 +328,11 @@ class ModelStep:
         fused = self._fused_unmask(descriptor, inputs, hidden)
         if fused is not None:
             return fused
+        before = None
+        if descriptor.stored:
+            before = self.states.gather(inputs["block_first"], inputs["block_size"], descriptor.size)
+            content = {"block_tokens": before.tokens, "block_state": before.state, "remasked": before.remasked}
+            inputs = {**inputs, **content}
         state, self_conditioning = self.self_conditioning_state, None
         if state is not None and descriptor.self_conditioned:
             self_conditioning = state.new_zeros(descriptor.blocks, *state.shape[1:])  # [n, block, width]
@@ -322,6 +348,12 @@ class ModelStep:
         found = make_sampler_output(
             inputs["block_tokens"], inputs["block_state"], decided, mask_id=self.mask_id, eos_ids=self.eos_ids
         )
+        if before is not None:
+            after = found["state"]
+            if descriptor.uniform_noise:  # all of a canvas is masked before each step
+                continues = found["numbers"][FINISHED][:, None] == 0
+                after = torch.where(continues & (before.state != FIXED), MASKED, after)
+            self.states.scatter(before, found["tokens"], after, found["remasked"])
         return found | history
 
     def _fused_unmask(
@@ -345,14 +377,15 @@ class ModelStep:
             or descriptor.uniform_noise
             or descriptor.self_conditioned
             or descriptor.has_logits_processors
+            or not descriptor.stored
         ):
             return None
         token, conf = self.sampler.candidates.greedy(lm_head, hidden, inputs["num_valid"])
         threshold, steps = (algorithm.columns[field.name] for field in algorithm.fused_threshold)
         after = kernel(
             BlockInputs(
-                inputs["block_tokens"], inputs["block_state"], inputs["must_advance"], inputs["num_advance_steps"],
-                inputs["params0"], threshold, steps,
+                self.states.tokens, self.states.states, inputs["block_first"], inputs["block_size"], descriptor.size,
+                inputs["must_advance"], inputs["num_advance_steps"], inputs["params0"], threshold, steps,
             ),
             SampledRows(token, conf, inputs["block"], inputs["at"]), self.mask_id, self.eos_ids,
         )  # fmt: skip

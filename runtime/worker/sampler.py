@@ -38,6 +38,7 @@ HostOutput = Mapping[str, npt.NDArray[np.generic]]  # a SamplerOutput on the hos
 
 # Rows of the array `numbers` [len(COUNTERS), n] of an output, by their names in BlockResults.
 COUNTERS = ("masks", "num_updated", "edits", "remasks", "first_masked", "first_eos", "forced", "finished")
+FINISHED = COUNTERS.index("finished")
 _SUPPRESS_BY_CONFIDENCE = SUPPRESS_EOS.choices.index("confidence")
 
 
@@ -101,7 +102,7 @@ class Sampler:
             "unmasked": state == UNMASKED,
             "candidates": found.tokens,
             "confidence": found.confidence,
-            "remasked": inputs["remasked"] if descriptor.remasked else torch.zeros_like(step.masked),
+            "remasked": inputs["remasked"],
             "must_advance": inputs["must_advance"],
             "num_steps": inputs["num_advance_steps"],
             "initial_masks": inputs["initial_masks"],
@@ -214,12 +215,6 @@ def to_block_results(descriptor: SampleDescriptor, output: HostOutput, members: 
     )
 
 
-def next_tokens(blocks: DenoiseBlocks, output: HostOutput) -> Ints:
-    """Returns the tokens [n, B] of the blocks after the step."""
-    n, size = blocks.tokens.shape  # without padding
-    return output["tokens"][:n, :size]  # type: ignore[return-value]
-
-
 def all_blocks_continue(output: HostOutput, blocks: int, *, uniform_noise: bool) -> bool:
     """Whether all blocks of the step continue (``BlockResults.continuing``)."""
     size, counters = output["tokens"].shape[1], dict(zip(COUNTERS, output["numbers"][:, :blocks], strict=True))
@@ -255,8 +250,8 @@ def concat_results(parts: list[BlockResults]) -> BlockResults:
 
     return BlockResults(
         tokens=padded("tokens"), state=padded("state"), remasked=padded("remasked"), history=numbered("history"),
-        soft_tokens=numbered("soft_tokens"), logprobs={}, uniform_noise=parts[0].uniform_noise,
-        **{name: listed(name) for name in COUNTERS},
+        soft_tokens=numbered("soft_tokens"), uniform_noise=parts[0].uniform_noise,
+        **{name: listed(name) for name in COUNTERS},  # type: ignore[arg-type]
     )  # fmt: skip
 
 

@@ -66,10 +66,10 @@ def _step(runner: ModelRunner, rows: int, max_seq_len: int, active_lora_modules:
         initial_masks=none + size,
         step_budget=none,
         post_edit_steps=none,
-        remasked=None,
         sampling=SamplingInputs(np.tile([1.0, 0.9, 0.0, 0.0], (blocks, 1)), np.zeros(shape)),
         groups=(AlgorithmBatch(rule, np.arange(blocks), params, sum(LogitStat)),),
         req_slot=none,
+        self_conditioned=True,
     )
     first = np.zeros(len(counts), dtype=np.int64)
     plan = block_causal_plan(
@@ -190,7 +190,7 @@ def _descriptors(runner: CudaGraphRunner, info: EngineInfo) -> tuple[Sequence[De
             num_filtered = num_random if info.top_p < 1 or info.top_k > 0 or info.min_p > 0 else 0
             group = AlgorithmDescriptor(rule, int(wants), n + 1, rows, num_random, num_filtered, history_len, top_k)
             descriptor = SampleDescriptor(
-                n + 1, sizes.block_size, (group,), remasked=True, uniform_noise=rule.uniform_noise,
+                n + 1, sizes.block_size, (group,), uniform_noise=rule.uniform_noise,
                 self_conditioned=runner.self_conditioned,
             )  # fmt: skip
             samples.append(descriptor)

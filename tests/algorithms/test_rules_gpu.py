@@ -53,7 +53,7 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
             rows=np.arange(n) * SIZE, tokens=tokens, state=state,
             sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]), must_advance=np.arange(n) % 3 > 0,
             num_advance_steps=np.full(n, step), initial_masks=(state != FIXED).sum(1),
-            step_budget=np.zeros(n, dtype=np.int64), post_edit_steps=np.full(n, step), remasked=None,
+            step_budget=np.zeros(n, dtype=np.int64), post_edit_steps=np.full(n, step),
             sampling=SamplingInputs(sampling_params, random.random((n, SIZE))), groups=tuple(groups),
             noise_uniforms=random.random((n, SIZE)),
         )  # fmt: skip

@@ -72,12 +72,13 @@ def test_plans_use_each_slot_once_and_read_existing_kv(strategy):
     assert len(steps) == 5
     for plan, cached in steps:
         slots, tiles = plan.layout.slots, plan.layout.query_tiles
-        assert len(set(slots.tolist())) == len(slots) == len(plan.tokens) == tiles[:, 2].sum()
+        assert len(set(slots.tolist())) == len(slots) == plan.num_rows == tiles[:, 2].sum()
         assert plan.layout.slots.max() < 20 * 16
         assert plan.layout.positions.min() == cached
         assert (plan.layout.visible_end > plan.layout.positions).all()
         assert plan.layout.visible_end.max() <= plan.layout.positions.max() + 1
-        assert plan.tokens.max() < 9
+        assert len(plan.writes) == len(plan.layout.page_table)
+        assert all(write.tokens.max() < 9 for write in plan.writes)
 
 
 def test_blocks_are_half_masks():
@@ -90,7 +91,7 @@ def test_blocks_of_diffusion_gemma_are_all_noise():
     noise = plans("diffusion_gemma").decode(3, 64)
     assert noise.blocks.sampled.all()
     assert [group.algorithm.key for group in noise.blocks.groups] == ["noise"]
-    assert len(set(noise.tokens.tolist())) > 4
+    assert all(len(set(write.tokens[64:].tolist())) > 4 for write in noise.writes)
 
 
 def test_a_canvas_of_diffusion_gemma_is_a_second_step_behind_a_causal_prompt():
@@ -114,7 +115,7 @@ def test_diffusion_gemma_gets_the_distributions_of_the_last_step():
     model = random_model(architecture("diffusiongemma-tiny"), build)
     made = plans("diffusion_gemma", 16)
     pool = UnifiedPool(model.kv_shapes, num_pages=20, page_size=16, dtype=torch.float32, device="cpu")
-    runner = ModelRunner(model, pool, SamplerConfig(16, None, 8, eos_ids=(0,), max_num_reqs=2))
+    runner = ModelRunner(model, pool, SamplerConfig(16, None, 8, eos_ids=(0,), max_num_reqs=2, max_request_len=64))
     plan = made.decode(2, 41)
     runner.run(plan)
     assert bool(runner.batch(plan).self_conditioning.abs().sum(1).all())

@@ -21,7 +21,7 @@ from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOu
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
 from runtime.scheduling.request import Request
 from runtime.scheduling.scheduler import StepTimeEstimator
-from runtime.scheduling.step_plan import Ints, StepPlan
+from runtime.scheduling.step_plan import REMASKED, STATE_BITS, DenoiseBlocks, StepPlan
 from runtime.scheduling.strategy import DecodingContext, max_request_len
 from runtime.strategies.multi_bd import MultiBlock
 from runtime.strategies.registry import make_strategy
@@ -131,7 +131,7 @@ class CheckedRunner(ModelRunner):
 
     def check(self, plan: StepPlan) -> None:
         cache, info = self.engine.cache, self.engine.info
-        assert 0 < len(plan.tokens) <= info.max_num_batched_tokens
+        assert 0 < plan.num_rows <= info.max_num_batched_tokens
         slots = plan.layout.slots
         assert len(set(slots.tolist())) == len(slots), "two rows write to one slot"
         scheduler = self.engine.scheduler
@@ -141,6 +141,26 @@ class CheckedRunner(ModelRunner):
             assert cache._refs[page_group] == 1, "the step writes to a shared page"
             assert page_group not in cache._key_of, "the step writes to a final page of the prefix cache"
 
+    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
+        if blocks is not None:
+            self.check_states()
+        super().launch_sampling(blocks)
+
+    def check_states(self) -> None:
+        """Asserts that the runner has the tokens and states of all requests that were in a step."""
+        for request in self.engine.scheduler.running:
+            if not request.pending_writes:
+                entries = self.states.entries(request.req_slot, np.arange(len(request.tokens)))
+                states = self.states.states[entries].numpy()
+                assert self.states.tokens[entries].tolist() == request.tokens.tolist()
+                assert (states & STATE_BITS).tolist() == request.state.tolist()
+                for block in request.blocks:
+                    remasked = states[block.start : block.start + block.size] & REMASKED > 0
+                    assert remasked.tolist() == (
+                        [False] * block.size if block.remasked is None else block.remasked.tolist()
+                    )
+        assert (self.states.tokens[0], self.states.states[0]) == (0, 0)
+
 
 class CheckedReplayingRunner(CheckedRunner, CudaGraphRunner):
     """The same checks for a runner that pads steps to captured sizes."""
@@ -148,8 +168,8 @@ class CheckedReplayingRunner(CheckedRunner, CudaGraphRunner):
     def began(self, plan: StepPlan) -> bool:
         return self.has_launched(plan)
 
-    def launch_next(self, tokens: Ints | None = None) -> None:
-        super().launch_next(tokens)
+    def launch_next(self) -> None:
+        super().launch_next()
         assert self._plan is not None
         self.check(self._plan)  # the next forward has its layout
 
@@ -176,10 +196,13 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         default_algorithm="dmax" if setup.strategy == "dmax" else "threshold",
     )  # fmt: skip
     pool = UnifiedPool(model.kv_shapes, num_pages=setup.pages, page_size=setup.page, dtype=torch.float64, device="cpu")
-    config = SamplerConfig(setup.block, setup.mask, setup.max_token, setup.eos, orders)
+    longest = max_request_len(strategy, setup.max_len)
+    config = SamplerConfig(
+        setup.block, setup.mask, setup.max_token, setup.eos, orders, setup.max_reqs, max_request_len=longest
+    )
     runner: CheckedRunner
     if setup.replayed:
-        width = -(-max_request_len(strategy, setup.max_len) // setup.page) + setup.block
+        width = -(-longest // setup.page) + setup.block
         sizes = CaptureSizes(setup.block, width, setup.page, max(setup.budget // 2, setup.block), setup.max_reqs)
         runner = CheckedReplayingRunner(model, pool, config, sizes, run_eagerly, capture_after=2)
     else:

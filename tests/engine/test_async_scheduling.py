@@ -18,7 +18,6 @@ from runtime.engine.engine import Engine
 from runtime.request.engine_messages import EngineOutput
 from runtime.scheduling.request import Status
 from runtime.scheduling.scheduler import Scheduler
-from runtime.scheduling.step_plan import Ints
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.input_batch import AlgorithmDescriptor, SampleDescriptor
 from runtime.worker.sampler import all_blocks_continue, to_block_results
@@ -52,8 +51,8 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ref[CudaGraphRunner], 
             asked.append((ref(runner), False))
         return wait(runner)
 
-    def launched(runner: CudaGraphRunner, tokens: Ints | None = None) -> None:
-        launch_next(runner, tokens)
+    def launched(runner: CudaGraphRunner) -> None:
+        launch_next(runner)
         asked[-1] = ref(runner), True
 
     monkeypatch.setattr(CudaGraphRunner, "wait", waited)

@@ -19,6 +19,7 @@ from runtime.scheduling.step_plan import (
     LogitsProcessorBatch,
     SamplingInputs,
     SoftEmbeddingRows,
+    StateWrite,
     StepPlan,
 )
 
@@ -87,12 +88,12 @@ def test_plans_are_received_unchanged(wires):
     ours, theirs = wires
     rows = np.arange(4)
     layout = BatchLayout(
-        rows, rows + 1, rows.astype(np.int32), rows + 2, rows > 1, rows[:3, None], rows[None], rows + 3, 3
+        rows, rows + 1, rows.astype(np.int32), rows + 2, rows > 1, rows[:3, None], rows[None], rows + 4, rows + 3, 3
     )
     merged = SoftEmbeddingRows(np.arange(2), np.ones((2, 3), np.int64), np.ones((2, 3)), np.ones((2, 3)))
     fields = (
         "rows", "tokens", "state", "sampled", "must_advance", "num_advance_steps", "initial_masks", "step_budget",
-        "post_edit_steps",
+        "post_edit_steps", "req_slot", "start", "size",
     )  # fmt: skip
     one = np.arange(1)
     groups = (
@@ -100,14 +101,14 @@ def test_plans_are_received_unchanged(wires):
         AlgorithmBatch(get_algorithm("credit"), one, np.ones((1, 5)), 1, np.ones(2)),
     )
     blocks = DenoiseBlocks(
-        **{name: np.arange(6).reshape(2, 3) + n for n, name in enumerate(fields)}, remasked=None,
+        **{name: np.arange(6).reshape(2, 3) + n for n, name in enumerate(fields)},
         sampling=SamplingInputs(np.ones((2, 4)), np.zeros((2, 3))),
         groups=groups,
-        req_slot=np.arange(2),
         logits_processors=LogitsProcessorBatch(*(np.arange(2) + n for n in range(9))),
         num_logprobs=np.arange(2), forced_tokens=(ForcedTokens(0, 1, (2,)),), per_request=(),
     )  # fmt: skip
-    plan = StepPlan(np.arange(9), layout, soft_embeddings=merged)
+    write = StateWrite(2, 5, np.arange(3), np.array([0, 1, 6], np.int8))
+    plan = StepPlan(None, layout, soft_embeddings=merged, writes=(write,))
     ours.send(Step(encode_forward(plan)))
     ours.send(Sample(encode_blocks(blocks)))
     found = decode_forward(theirs.receive().plan)

@@ -406,31 +406,37 @@ def check_attention(
 
 
 def check_fill(blocks: int, size: int, columns: int, mask_id: int | None, device: str) -> None:
-    """Compares `threshold_unmask` with its reference."""
+    """Compares `threshold_unmask` with its reference, for blocks of several sizes."""
     generator = torch.Generator().manual_seed(blocks * 100 + size)
 
     def drawn(low: int, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(low, high, shape, generator=generator)
 
-    state = drawn(0, 3, blocks, size).to(torch.int8)
-    state[-1] = 0
-    block, at = (state == 1).nonzero(as_tuple=True)
+    sizes, stride = drawn(1, size + 1, blocks), size + 3
+    sizes[0], sizes[-1] = size, 0  # the last block is padding
+    first = 1 + torch.randperm(blocks, generator=generator) * stride
+    tokens, states = drawn(0, 50, 1 + blocks * stride).int(), drawn(0, 3, 1 + blocks * stride)
+    tokens[0] = states[0] = 0
+    states[1:] += 4 * drawn(0, 2, blocks * stride)  # a bit that the kernel does not change
+    states = states.to(torch.int8)
+    inside = torch.arange(size) < sizes[:, None]
+    entry = torch.where(inside, first[:, None] + torch.arange(size), 0)
+    block, at = (inside & (states[entry] & 3 == 1)).nonzero(as_tuple=True)
     dead = torch.zeros(5, dtype=torch.int64)
     block, at = torch.cat([block, dead + blocks - 1]), torch.cat([at, dead])
     params = torch.rand(blocks, columns, generator=generator, dtype=torch.float64)
     params[:, 2] = drawn(1, 4, blocks)
-    pre_mlp_norms = BlockInputs(
-        drawn(0, 50, blocks, size).to(device), state.to(device), (drawn(0, 3, blocks) > 0).to(device),
-        drawn(0, 3, blocks).to(device), params.to(device), 1, 2,
-    )  # fmt: skip
+    numbers = first, sizes, drawn(0, 3, blocks) > 0, drawn(0, 3, blocks), params
+    firsts, lengths, force, steps, rows = (each.to(device) for each in numbers)
     conf = (drawn(0, 12, len(block)) / 12).float()
     sampled = SampledRows(drawn(0, 50, len(block)).to(device), conf.to(device), block.to(device), at.to(device))
     eos = torch.tensor([3, 7], device=device)
-    got, expected = (
-        threshold_unmask(pre_mlp_norms, sampled, mask_id, eos),
-        threshold_unmask_reference(pre_mlp_norms, sampled, mask_id, eos),
-    )
-    for own, right in zip(got, expected, strict=True):
+    found = []
+    for fill in (threshold_unmask, threshold_unmask_reference):
+        tables = tokens.to(device, copy=True), states.to(device, copy=True)
+        before = BlockInputs(*tables, firsts, lengths, size, force, steps, rows, 1, 2)
+        found.append((*fill(before, sampled, mask_id, eos), *tables))
+    for own, right in zip(*found, strict=True):
         assert own.dtype == right.dtype
         assert torch.equal(own, right)
 

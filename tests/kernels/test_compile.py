@@ -467,8 +467,9 @@ def test_head(rows, dtype, batch_invariant):
 @pytest.mark.parametrize("size", [32, 256])
 def test_threshold_unmask(size):
     types = typed(
-        pi64="tokens_ptr num_steps_ptr token_ptr block_ptr at_ptr eos_ptr numbers_ptr new_tokens_ptr",
-        pi8="state_ptr new_state_ptr", pi1="force_ptr", pfp64="params_ptr", pfp32="conf_ptr", i32="rows blocks mask_id",
+        pi64="first_ptr size_ptr num_steps_ptr token_ptr block_ptr at_ptr eos_ptr numbers_ptr new_tokens_ptr",
+        pi32="tokens_ptr", pi8="states_ptr new_state_ptr", pi1="force_ptr", pfp64="params_ptr", pfp32="conf_ptr",
+        i32="rows blocks mask_id",
     )  # fmt: skip
     constants = {
         "COLUMNS": 8, "THRESHOLD": 3, "STEPS": 6, "SIZE": size, "SIZE_P2": size,

@@ -45,7 +45,7 @@ def test_a_profile_has_steps_of_one_kind(monkeypatch, batch, rows):
         launch = llm.engine.runner.launch_forward
 
         def launched(plan):
-            seen.append(len(plan.tokens))
+            seen.append(plan.num_rows)
             launch(plan)
 
         monkeypatch.setattr(llm.engine.runner, "launch_forward", launched)

@@ -7,6 +7,7 @@ import torch
 from runtime.algorithms.base import BlockBatch, UnmaskingAlgorithm
 from runtime.scheduling.step_plan import DenoiseBlocks
 from runtime.worker.input_batch import sample_inputs
+from runtime.worker.request_states import RequestStates
 from runtime.worker.sampler import Sampler
 
 
@@ -22,6 +23,6 @@ def sample_plan(
     sampler: Sampler, blocks: DenoiseBlocks, hidden: torch.Tensor, self_conditioning: torch.Tensor | None = None
 ) -> Iterator[tuple[UnmaskingAlgorithm, torch.Tensor | None, BlockBatch]]:
     """Returns the results of ``Sampler.block_batches``. `hidden`: [rows, hidden] of all rows of the step."""
-    descriptor, arrays = sample_inputs(blocks)
+    descriptor, arrays = sample_inputs(blocks, RequestStates(0, 0, torch.device("cpu")))
     inputs = {name: torch.from_numpy(array).to(hidden.device) for name, array in arrays.items()}
     return sampler.block_batches(descriptor, inputs, hidden[inputs["rows"]], self_conditioning)

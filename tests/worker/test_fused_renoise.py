@@ -33,7 +33,8 @@ def plan(top_k: int) -> DenoiseBlocks:
         rows=n * SIZE, tokens=random.integers(0, VOCAB, (BLOCKS, SIZE)),
         state=np.full((BLOCKS, SIZE), MASKED, np.int8), sampled=random.random((BLOCKS, SIZE)) < 0.8,
         must_advance=n > 0, num_advance_steps=n, initial_masks=n * 0, step_budget=n * 0, post_edit_steps=n * 0,
-        remasked=None, sampling=drawing, noise_uniforms=random.random((BLOCKS, SIZE)), req_slot=n,
+        sampling=drawing, noise_uniforms=random.random((BLOCKS, SIZE)), req_slot=n,
+        self_conditioned=True,
         groups=(AlgorithmBatch(rule, n, param_rows, int(rule.algorithm_stats({})), history),),
     )  # fmt: skip
 

@@ -32,8 +32,9 @@ class Comparing(InputBuilder):
     def replan(self, batch: list[ScheduledRequest]) -> StepPlan:
         plan = super().replan(batch)
         fresh = InputBuilder(self.table, self.strategy).plan(batch)
-        assert np.array_equal(plan.tokens, fresh.tokens)
-        for name in WHERE:
+        assert (plan.tokens is None) == (fresh.tokens is None)
+        assert plan.tokens is None or np.array_equal(plan.tokens, fresh.tokens)
+        for name in (*WHERE, "req_slots"):
             assert np.array_equal(getattr(plan.layout, name), getattr(fresh.layout, name)), name
         return plan
 

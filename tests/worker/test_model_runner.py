@@ -45,7 +45,7 @@ class Listening(ModelRunner):
     def launch(self, plan: StepPlan) -> BlockResults:
         assert plan.blocks is not None
         rows = np.bincount(plan.layout.query_tiles[:, 0], plan.layout.query_tiles[:, 2]).max()
-        self.received.append((len(plan.tokens), int(rows), int(plan.blocks.sampled.sum())))
+        self.received.append((plan.num_rows, int(rows), int(plan.blocks.sampled.sum())))
         return super().launch(plan)
 
 
@@ -107,7 +107,7 @@ def test_no_logits_are_computed_where_argmax_is_enough(wants: int, asked: str) -
     plan = DenoiseBlocks(
         rows=np.array([0, 4]), tokens=np.full((2, 4), 9), state=np.full((2, 4), MASKED, np.int8),
         sampled=np.array([[True] * 4, [False, True, True, False]]), must_advance=none > 0, num_advance_steps=none,
-        initial_masks=none, step_budget=none, post_edit_steps=none, remasked=None, sampling=None,
+        initial_masks=none, step_budget=none, post_edit_steps=none, sampling=None,
         groups=(AlgorithmBatch(rule, np.arange(2), np.full((2, len(rule.columns)), 0.5), int(wants)),),
     )  # fmt: skip
     hidden = torch.randn(8, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
