@@ -9,17 +9,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import re
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,10 +24,11 @@ from typing import Any
 import psutil
 
 import tests.siege.attacks  # noqa: F401 (registers the attacks)
+from tests.server.checkpoint import without_tokenizer_json
 from tests.siege import clients, observers, verdict
 from tests.siege.attacker import attacker
 from tests.siege.meter import MB, Meter
-from tests.siege.processes import Child
+from tests.siege.processes import Child, children
 from tests.siege.registry import ATTACKS
 from tests.siege.server import MODULE, ROOT, Besieged, SiegeError
 
@@ -111,7 +109,7 @@ class Server(Besieged):
         self.clock.write_text(f"{0.0:<40}")
         (directory / "hook").mkdir()
         (directory / "hook" / "sitecustomize.py").write_text(SHIFTED_CLOCK)
-        model = _checkpoint_without_tokenizer_json(directory / "model") if fault.converted else DEMO
+        model = without_tokenizer_json(DEMO, directory / "model") if fault.converted else DEMO
         self.keys_file = directory / "keys"
         super().__init__(directory, MODULE, ("--device", "cpu", "--model", str(model), *fault.args))
 
@@ -181,22 +179,6 @@ def _rss(process: psutil.Process) -> int:
     with contextlib.suppress(psutil.NoSuchProcess):
         return int(process.memory_info().rss)
     return 0
-
-
-def _checkpoint_without_tokenizer_json(directory: Path) -> Path:
-    """Copies the demo checkpoint and replaces tokenizer.json by the files of a Qwen2 tokenizer."""
-    shutil.copytree(DEMO, directory)
-    tokenizer = json.loads((directory / "tokenizer.json").read_text())
-    (directory / "tokenizer.json").unlink()
-    added = {each["content"]: each["id"] for each in tokenizer["added_tokens"]}
-    vocabulary = {text: number for text, number in tokenizer["model"]["vocab"].items() if text not in added}
-    (directory / "vocab.json").write_text(json.dumps(vocabulary))
-    (directory / "merges.txt").write_text("#version: 0.2\n")
-    (directory / "added_tokens.json").write_text(json.dumps(added))
-    config = json.loads((directory / "tokenizer_config.json").read_text())
-    named = {"tokenizer_class": "Qwen2Tokenizer", "unk_token": "<|endoftext|>"}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config | named))
-    return directory
 
 
 def kill_rank(server: Server, outcome: Outcome) -> None:
@@ -316,24 +298,14 @@ async def _status(port: int, key: str) -> int:
         return answer.status
 
 
+TWO_RANKS = ("--tensor-parallel-size", "2")
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault(
-            "killed-rank",
-            "SIGKILL of a tensor parallel rank",
-            inject=kill_rank,
-            args=("--tensor-parallel-size", "2"),
-            loses_requests=True,
-        ),
-        Fault(
-            "memory-limit",
-            "SIGKILL of the largest process at a memory limit",
-            inject=limit_memory,
-            loses_requests=True,
-        ),
+        Fault("killed-rank", "SIGKILL of a tensor parallel rank", kill_rank, TWO_RANKS, loses_requests=True),
+        Fault("memory-limit", "SIGKILL of the largest process at a limit", inject=limit_memory, loses_requests=True),
         Fault("full-cache", "no space in the cache directory", full=("cache",), converted=True),
-        Fault("full-shm", "no space in /dev/shm", full=("/dev/shm",), args=("--tensor-parallel-size", "2")),
+        Fault("full-shm", "no space in /dev/shm", args=TWO_RANKS, full=("/dev/shm",)),
         Fault("killed-check", "SIGKILL of the process that checks grammars, while it has one", inject=kill_check),
         Fault("unread-log", "nobody reads the log, a pipe, for a while", inject=pause_reader, piped=True),
         Fault("clock-jumps", "the wall clock jumps by days and years, forwards and back", inject=jump_clock),
@@ -384,42 +356,26 @@ def answers_of(server: Server) -> list[str]:
 # -- measurement
 
 
-@contextlib.contextmanager
-def _started(fault: Fault, with_fault: bool) -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(prefix="unmask-siege-") as directory:
-        server = Server(Path(directory), fault, with_fault)
-        try:
-            server.until_ready()
-            yield server
-        finally:
-            server.stop()
-
-
 def measure(fault: Fault, with_fault: bool, seconds: float = SECONDS) -> Outcome:
     outcome = Outcome()
-    with _started(fault, with_fault) as server:
+    with Server.started(fault, with_fault) as server:
         outcome.answers = answers_of(server)
-        children = [Child(observers.stand_in), Child(load, server.port, server.key)]
-        try:
-            children.append(Child(observers.prober, server.port, children[0].ready()))
-            children[1].ready(), children[2].ready()
+        with children() as start:
+            stand_in, loading = start(observers.stand_in), start(load, server.port, server.key)
+            prober = start(observers.prober, server.port, stand_in.ready())
+            loading.ready(), prober.ready()
             meter = Meter(server, verdict.GROWTH_MB * 100)
             before = meter.rss_mb()
             with meter:
-                start = time.monotonic()
+                begun = time.monotonic()
                 time.sleep(FIRST_SECONDS)
                 if with_fault and fault.inject is not None:
                     fault.inject(server, outcome)
-                time.sleep(max(seconds - (time.monotonic() - start), FIRST_SECONDS))
-                done, _ = children[1].finish(ANSWER_SECONDS + 30)
-                outcome.health, _ = children[2].finish()
+                time.sleep(max(seconds - (time.monotonic() - begun), FIRST_SECONDS))
+                done, _ = loading.finish(ANSWER_SECONDS + 30)
+                outcome.health, _ = prober.finish()
                 outcome.growth_mb = meter.peak_mb - before
                 outcome.lines_per_second = meter.max_lines
-        finally:
-            for child in children:
-                child.event.set()
-            for child in children:
-                child.kill()
         outcome.requests = Counter(how for how, _, _ in done)
         outcome.broken = sorted({detail for how, detail, _ in done if how == "broken"})[:5]
         outcome.notes += sorted({f"error: {detail}" for how, detail, _ in done if how == "error"})[:3] * (
