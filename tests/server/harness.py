@@ -29,8 +29,8 @@ RAISED = ("tests.server.limits", "server")  # `runtime.server` with limits that 
 REAL = "runtime.server"
 # Further flags of every server, to run all tests with, for example, "--frontend-processes 3".
 MORE_ARGS = tuple(os.environ.get("TEST_SERVER_ARGS", "").split())
-FAKE = "tests.server.fake_server"
-SCRIPTED = "tests.server.scripted_server"
+FAKE = "tests.server.fake_engine"
+SCRIPTED = "tests.server.scripted_engine"
 KEY = "a-key-of-these-tests"  # of the fixture `keyed`
 
 
