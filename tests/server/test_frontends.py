@@ -168,8 +168,7 @@ def test_aborted_connections_leave_nothing(several: ServerProcess) -> None:
     head = b"POST /generate HTTP/1.1\r\n" + fields.encode()
     sent = [b"", head[:30], head + STREAM[:9], head + STREAM, head + STREAM]
     for number in range(400):
-        with socket.create_connection(("127.0.0.1", several.port)) as client:
-            client.sendall(sent[number % 5])
+        with several.connect(sent[number % 5]) as client:
             if number % 5 == 4:
                 client.recv(12)
             if number % 2:
