@@ -38,7 +38,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def asked() -> Iterator[tuple[Path, Any]]:
     with LLM(device="cpu") as llm:
-        assert llm.tokenizer is not None
         yield llm.tokenizer.directory, llm.engine.info
 
 
@@ -127,7 +126,6 @@ def test_gbnf_within_the_limits(trials: GrammarSandbox) -> None:
 
 def test_a_process_that_exited_is_restarted(trials: GrammarSandbox) -> None:
     assert reason_of(trials, text(regex="a")) == ""
-    assert trials._process is not None
     trials._process.kill()
     trials._process.wait()
     assert reason_of(trials, text(regex="b")) == ""
@@ -139,7 +137,6 @@ def killed(trials: GrammarSandbox, times: int, monkeypatch: pytest.MonkeyPatch) 
 
     def read_line(source: IO[bytes], seconds: float) -> bytes:
         if seconds == trials.limits.answer_seconds and next(left, None) is not None:
-            assert trials._process is not None
             os.kill(trials._process.pid, signal.SIGSTOP)
             trials._process.kill()
             return b""
@@ -276,9 +273,7 @@ def test_a_missing_tokenizer_is_reported(asked: tuple[Path, Any], tmp_path: Path
 
 def test_a_program_without_a_server_has_the_same_limits() -> None:
     with LLM(device="cpu", max_num_reqs=2) as llm:
-        assert llm.engine.grammars is not None
         assert isinstance(llm.engine.grammars.checker, GrammarSandbox)
-        assert llm.tokenizer is not None
         llm.engine.grammars.checker = GrammarSandbox(llm.tokenizer.directory, llm.engine.info, os.environ, SHORT)
         with pytest.raises(RequestError, match=f"structured_outputs.choice: .*{TOO_SLOW}"):
             llm.generate(["a"], SamplingParams(structured_outputs=SLOW))

@@ -188,7 +188,6 @@ def test_text_after_a_name_is_not_that_of_its_grammar() -> None:
     while not engine.scheduler.waiting:
         engine.grammar_queue.poll()
     (request,) = engine.scheduler.waiting
-    assert request.tool_names is not None
     matcher = request.tool_names._constraint
     walk = GrammarWalk(GrammarBlock(0, 0, 8, 20, 0.1, matcher.partial_at(matcher.matcher)), 0)
     for token in (4, 9):

@@ -23,7 +23,6 @@ class Used:
         self.here = set()
 
     def take(self) -> set[str]:
-        assert self.here is not None
         with open(os.environ[VARIABLE], encoding="utf-8") as file:
             file.seek(self.read)
             text = file.read()
