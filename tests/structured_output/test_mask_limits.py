@@ -1,7 +1,6 @@
 """Tests of slow grammar masks: they end their own request with an error. After two such requests they are refused."""
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,12 +15,6 @@ from runtime.structured_output.grammar_matcher import GrammarMatcher, MaskLimits
 from tests.structured_output.slow_grammars import COMPILER
 
 CHAT = [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}]
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(device="cpu", max_num_reqs=8) as llm:
-        yield llm
 
 
 @pytest.fixture

@@ -35,19 +35,13 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials_module, "COMMAND", COMPILER)
 
 
-@pytest.fixture(scope="module")
-def asked() -> Iterator[tuple[Path, Any]]:
-    with LLM(device="cpu") as llm:
-        yield llm.tokenizer.directory, llm.engine.info
-
-
 @pytest.fixture
-def make(asked: tuple[Path, Any]) -> Iterator[Callable[[SandboxLimits], GrammarSandbox]]:
+def make(facts: tuple[Path, Any]) -> Iterator[Callable[[SandboxLimits], GrammarSandbox]]:
     """Yields a function that returns a sandbox with limits, and closes all sandboxes."""
     with contextlib.ExitStack() as stack:
 
         def make(limits: SandboxLimits) -> GrammarSandbox:
-            trials = GrammarSandbox(*asked, os.environ, limits)
+            trials = GrammarSandbox(*facts, os.environ, limits)
             stack.callback(trials.close)
             return trials
 
@@ -265,8 +259,8 @@ def test_the_number_of_stored_results_is_limited(trials: GrammarSandbox, monkeyp
     assert [trials.result(text(regex=word)) for word in ("a", "b", "c")] == [None, *found[1:]]
 
 
-def test_a_missing_tokenizer_is_reported(asked: tuple[Path, Any], tmp_path: Path) -> None:
-    nowhere = GrammarSandbox(tmp_path, asked[1], os.environ)
+def test_a_missing_tokenizer_is_reported(facts: tuple[Path, Any], tmp_path: Path) -> None:
+    nowhere = GrammarSandbox(tmp_path, facts[1], os.environ)
     with pytest.raises(ConfigError, match=r"tokenizer\.json: not found"):
         nowhere.check(text(regex="a"))
 

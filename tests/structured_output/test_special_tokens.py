@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -101,12 +100,6 @@ def test_a_rule_that_names_a_special_token_takes_the_token(grammars: Grammars) -
         assert generate(matcher, wanted) == wanted
     with pytest.raises(RequestError, match=r"special token.* \"?<none>"):
         cache.compile(grammar_of({"grammar": "start: <none>"}, "structured_outputs"), "structured_outputs")
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(device="cpu") as llm:
-        yield llm
 
 
 @pytest.mark.parametrize("text", ["<|endoftext|>", "<role>"])

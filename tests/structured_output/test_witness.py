@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,6 @@ NESTED = {
                                 "size": {"type": "integer"}}, "required": ["next"]}
     },
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(device="cpu", max_num_reqs=96) as llm:
-        yield llm
 
 
 @pytest.fixture(scope="module")
