@@ -246,14 +246,7 @@ class _Decode:
 def decode(
     logits_of: LogitsOf, prompt: Sequence[int], params: Params, shape: Shape, pinned: Mapping[int, int] | None = None
 ) -> Result:
-    """Decodes one request to its end.
-
-    Args:
-        logits_of: The model.
-        prompt: Token ids of the prompt.
-        params: Parameters of the request.
-        shape: Settings of the server, the strategy and the model.
-        pinned: Given tokens of the answer, by offset in the answer.
+    """Decodes one request to its end. `pinned` has given tokens of the answer, by offset in the answer.
 
     Raises:
         AssertionError: The request takes more steps than its blocks may take

@@ -96,10 +96,6 @@ class _DMax(_Decode):
 def decode_dmax(
     model: Model, prompt: Sequence[int], params: Params, shape: Shape, pinned: Mapping[int, int] | None = None
 ) -> Result:
-    """Decodes one request to its end.
-
-    Raises:
-        AssertionError: The request takes more steps than its blocks may take.
-    """
+    """Decodes one request to its end, see `tests.oracle.decode.decode`."""
     blocks = -(-(len(prompt) + params.max_tokens - shape.first(len(prompt))) // shape.block)
     return _DMax(model, prompt, params, shape, pinned or {}).run(blocks * (params.max_steps_per_block + shape.block))

@@ -55,17 +55,10 @@ def decide(
     block: Block, rows: np.ndarray, found: dict[int, Choice], p: Params, orders: tuple[int, int], *, force: bool,
     fill: bool, held_back: Callable[[int], bool],
 ) -> Step:  # fmt: skip
-    """Decides on one step of one block.
+    """Decides on one step of one block, which must advance with `force`, and must lose all masks with `fill`.
 
-    Args:
-        block: The block as it is before this step.
-        rows: Logits of the candidates, [B, vocab].
-        found: The candidate of each masked offset.
-        p: Parameters of the request.
-        orders: DELETE and SPLIT.
-        force: Whether the block must advance.
-        fill: Whether all masks are unmasked, because the step limit is reached.
-        held_back: Returns whether suppress_eos="confidence" suppresses a candidate.
+    `found` has the candidate of each masked offset, and `rows` [B, vocab] their logits. `orders` are DELETE and SPLIT.
+    `held_back` returns whether suppress_eos="confidence" suppresses a candidate.
 
     Raises:
         UnclearError: The decision depends on rounding.

@@ -188,13 +188,8 @@ def decode_seeded(
     fresh: Callable[[], Memory], prompt: Sequence[int], params: Params, shape: Shape,
     pinned: Mapping[int, int] | None = None,
 ) -> Result:  # fmt: skip
-    """Decodes one request to its end.
+    """Decodes one request to its end, see `tests.oracle.decode.decode`. `fresh` returns an empty memory.
 
-    Args:
-        fresh: Returns an empty memory.
-        prompt: Token ids of the prompt.
-        params: Parameters of the request. `sub_block_size` applies to fast_dllm_v2 only.
-        shape: Settings of the server, the strategy and the model. `shift` is 1 for fast_dllm_v2, else 0.
-        pinned: Given tokens of the answer, by offset in the answer.
+    `shape.shift` is 1 for fast_dllm_v2, else 0. `params.sub_block_size` applies to fast_dllm_v2 only.
     """
     return _Decode(fresh, prompt, params, shape, pinned or {}).run()
