@@ -33,21 +33,12 @@ def image(obj: Obj) -> None:
     engine(obj)["image"] = IMAGE
 
 
-def image_without_annotations(obj: Obj) -> None:
-    image(obj)
-    obj["metadata"]["annotations"] = {}
-
-
 def label(obj: Obj) -> None:
     obj["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "Helm"
 
 
 def service_port(obj: Obj) -> None:
     obj["spec"]["ports"][0]["port"] = 8080
-
-
-def variable_removed(obj: Obj) -> None:
-    del engine(obj)["env"][0]
 
 
 def of_engine(fields: Obj) -> Obj:
@@ -65,7 +56,8 @@ CHANGES: dict[str, tuple[Ref, Change, Any, str]] = {
     "arguments": (DEPLOYMENT, lambda o: engine(o).update(args=["-x"]), of_engine({"f:args": {}}), f"{MAIN}.args"),
     "label": (DEPLOYMENT, label, {"f:metadata": {"f:labels": {f"f:{LABEL[16:-1]}": {}}}}, LABEL),
     "port": (SERVICE, service_port, {"f:spec": {"f:ports": {}}}, "spec.ports[80]"),
-    "removed, so its owner is unknown": (DEPLOYMENT, variable_removed, {"f:spec": {"f:paused": {}}}, f"{MAIN}.env["),
+    # what is removed has no owner any more
+    "removed": (DEPLOYMENT, lambda obj: engine(obj)["env"].pop(0), {"f:spec": {"f:paused": {}}}, f"{MAIN}.env["),
 }
 
 
@@ -204,8 +196,12 @@ def test_writes_because_of_edits_are_no_repairs(wrong: Any, edit: Callable[[int]
 
 
 def test_a_tool_that_also_removes_the_operators_annotation_is_reported() -> None:
+    def change(obj: Obj) -> None:
+        image(obj)
+        obj["metadata"]["annotations"] = {}
+
     api = FakeApi(running())
-    fight(api, DEPLOYMENT, image_without_annotations, OF_IMAGE, times=4)
+    fight(api, DEPLOYMENT, change, OF_IMAGE, times=4)
     assert f"{MAIN}.image" in api.conditions["UpToDate"]["message"]
 
 
