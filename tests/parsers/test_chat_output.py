@@ -458,9 +458,6 @@ def test_after_many_malformed_calls_the_rest_is_text(size: int) -> None:
     call = hermes("add", a=1)
     for wrong, calls in ((MAX_FAILED_CALLS - 1, 1), (MAX_FAILED_CALLS, 0)):
         text = "<tool_call>no" * wrong + call
-        parts = ChatOutputParser(tools=ToolCallOptions(TOOL_FORMATS["hermes"], OFFERED))
-        for at in range(0, len(text), size):
-            parts.push(text[at : at + size])
-        parts.finish(cut=False)
-        assert len(parts.calls) == calls
-        assert parts.content == (text.removesuffix(call) if calls else text)
+        made = read(text, list(range(size, len(text), size)))
+        assert len(made["calls"]) == calls
+        assert made["content"] == (text.removesuffix(call) if calls else text)
