@@ -100,27 +100,16 @@ class Params:
 
 @dataclass(frozen=True)
 class Shape:
-    """Settings of the server, the strategy and the model.
+    """Settings of the server, the strategy and the model."""
 
-    Attributes:
-        block: Block size.
-        buffer: Maximum number of open blocks.
-        mask_id: Id of the mask token.
-        eos_ids: Ids of the end-of-sequence tokens.
-        max_token_id: Largest token id. Larger ids are never predicted.
-        from_prompt: Whether blocks begin at the prompt's end instead of position 0.
-        shift: Number of positions by which the row with a position's logits precedes the position.
-        orders: DELETE and SPLIT, the edit tokens of a model that inserts and deletes.
-    """
-
-    block: int
-    buffer: int
+    block: int  # size
+    buffer: int  # maximum number of open blocks
     mask_id: int
     eos_ids: frozenset[int]
-    max_token_id: int
-    from_prompt: bool = False
-    shift: int = 0
-    orders: tuple[int, int] | None = None
+    max_token_id: int  # larger ids are never predicted
+    from_prompt: bool = False  # blocks begin at the prompt's end instead of position 0
+    shift: int = 0  # number of positions by which the row with a position's logits precedes the position
+    orders: tuple[int, int] | None = None  # DELETE and SPLIT of a model that inserts and deletes
 
     def first(self, prompt_len: int) -> int:
         """Returns the start of the first block that is not completely prompt."""
