@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,28 +58,17 @@ time.time, time.time_ns = _shifted(time.time, 1), _shifted(time.time_ns, 10**9)
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of the machine.
-
-    Attributes:
-        name: name on the command line.
-        summary: what happens.
-        inject: causes the fault in a loaded server, and returns after the server has recovered. None: the fault exists
-            from the start of the server, see `full`.
-        args: flags of the server, with and without the fault.
-        full: directories that have no free space; `cache` is the user's cache directory.
-        loses_requests: whether requests may end with an error while the server recovers.
-        converted: whether the checkpoint has no tokenizer.json, so that the server writes one to its cache.
-        piped: whether the server writes its log to a pipe, with and without the fault.
-    """
+    """A fault of the machine. The server has the same flags and kind of log with and without it."""
 
     name: str
     summary: str
+    # Causes the fault in a loaded server, and returns after the server has recovered. None: it exists from the start.
     inject: Callable[[Server, Outcome], None] | None = None
     args: tuple[str, ...] = ()
-    full: tuple[str, ...] = ()
-    loses_requests: bool = False
-    converted: bool = False
-    piped: bool = False
+    full: tuple[str, ...] = ()  # directories that have no free space; `cache` is the user's cache directory
+    loses_requests: bool = False  # requests may end with an error while the server recovers
+    converted: bool = False  # the checkpoint has no tokenizer.json, so that the server writes one to its cache
+    piped: bool = False  # the server writes its log to a pipe
 
 
 @dataclass
@@ -187,46 +176,42 @@ def kill_rank(server: Server, outcome: Outcome) -> None:
     outcome.recovery_seconds = server.wait_ready(rank)
 
 
-class MemoryLimit:
-    """Kills the largest process of a server that exceeds a memory limit, as the kernel does."""
+@contextlib.contextmanager
+def memory_limit(server: Server, limit_mb: float) -> Iterator[list[psutil.Process]]:
+    """Kills the largest process of a server that exceeds a memory limit, as the kernel does. Yields what it killed."""
+    killed: list[psutil.Process] = []
+    closed = threading.Event()
 
-    def __init__(self, server: Server, limit_mb: float) -> None:
-        self._server, self._limit_mb = server, limit_mb
-        self.killed: psutil.Process | None = None
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+    def watch() -> None:
+        while not killed and not closed.wait(0.05):
+            if server.memory_mb() > limit_mb:
+                killed.append(server.largest())
+                killed[0].send_signal(signal.SIGKILL)
 
-    def __enter__(self) -> MemoryLimit:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._closed.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._closed.wait(0.05):
-            if self._server.memory_mb() > self._limit_mb:
-                self.killed = self._server.largest()
-                self.killed.send_signal(signal.SIGKILL)
-                return
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        closed.set()
+        thread.join()
 
 
 def limit_memory(server: Server, outcome: Outcome) -> None:
     """Sets a limit that attacks must not reach, then one that the server itself exceeds."""
-    with MemoryLimit(server, server.memory_mb() + ALLOWANCE_MB) as limit:
+    with memory_limit(server, server.memory_mb() + ALLOWANCE_MB) as killed:
         for name in ("choices", "long-prompts"):
             attack = ATTACKS[name]
             child = Child(attacker, attack.run.__module__, name, server.port, server.attackers_key, 5.0, 1.0, nice=19)
             child.ready()
             child.finish(90)
-    if limit.killed is not None:
+    if killed:
         outcome.notes.append(f"attacks used {ALLOWANCE_MB:.0f} MB of memory")
-        server.wait_ready(limit.killed)
-    with MemoryLimit(server, server.memory_mb() - 1) as limit:
-        while limit.killed is None:
+        server.wait_ready(killed[0])
+    with memory_limit(server, server.memory_mb() - 1) as killed:
+        while not killed:
             time.sleep(0.01)
-        outcome.recovery_seconds = server.wait_ready(limit.killed)
+        outcome.recovery_seconds = server.wait_ready(killed[0])
 
 
 def jump_clock(server: Server, outcome: Outcome) -> None:
