@@ -21,31 +21,28 @@ GROWTH = 100 * MB  # limit of the growth of the process
 LEFT = 20 * MB  # limit of the growth that is left afterwards
 
 
-class Memory:
+@contextlib.contextmanager
+def little_memory(server: ServerProcess) -> Iterator[None]:
     """Checks that a server's frontend grows by less than `GROWTH` in a block, and less than `LEFT` afterwards."""
+    process, over = psutil.Process(server.process.pid), threading.Event()
+    before, grown = process.memory_info().rss, [0]
 
-    def __init__(self, server: ServerProcess) -> None:
-        self.process = psutil.Process(server.process.pid)
-        self.before = self.peak = self.now()
-        self.over = threading.Event()
-        self.watcher = threading.Thread(target=self._watch, daemon=True)
+    def growth() -> int:
+        return int(process.memory_info().rss - before)
 
-    def now(self) -> int:
-        return int(self.process.memory_info().rss)
+    def watch() -> None:
+        while not over.wait(0.02):
+            grown[0] = max(grown[0], growth())
 
-    def _watch(self) -> None:
-        while not self.over.wait(0.02):
-            self.peak = max(self.peak, self.now())
-
-    def __enter__(self) -> Memory:
-        self.watcher.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.over.set()
-        self.watcher.join()
-        assert self.peak - self.before < GROWTH, f"the frontend grew by {(self.peak - self.before) / MB:.0f} MB"
-        wait_until(lambda: self.now() - self.before < LEFT, "memory that is given back")
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+    assert grown[0] < GROWTH, f"the frontend grew by {grown[0] / MB:.0f} MB"
+    wait_until(lambda: growth() < LEFT, "memory that is given back")
 
 
 def pour(connection: socket.socket, pieces: Iterable[bytes]) -> None:
@@ -94,7 +91,7 @@ def healthy(server: ServerProcess, tries: int = 20) -> None:
 
 
 def test_pipelined_requests_take_no_memory(keyed: ServerProcess) -> None:
-    with Memory(keyed), keyed.connect() as connection:
+    with little_memory(keyed), keyed.connect() as connection:
         reader = threading.Thread(target=read_all, args=(connection.dup(),), daemon=True)
         reader.start()
         pour(connection, [b"GET / HTTP/1.1\r\n\r\n" * 60_000])  # 240 MB if the server held each request
@@ -102,7 +99,7 @@ def test_pipelined_requests_take_no_memory(keyed: ServerProcess) -> None:
 
 
 def test_pipelined_requests_with_unread_answers_take_no_memory(keyed: ServerProcess) -> None:
-    with Memory(keyed), contextlib.ExitStack() as stack:
+    with little_memory(keyed), contextlib.ExitStack() as stack:
         for _ in range(4):
             connection = stack.enter_context(keyed.connect())
             fill(connection, b"GET /metrics HTTP/1.1\r\n\r\n" * 40_000)
@@ -186,7 +183,7 @@ def test_connect_is_refused(server: ServerProcess) -> None:
 @pytest.mark.parametrize(("path", "status"), [("/v1/completions", 401), ("/health", 405)])
 def test_a_refusal_arrives_although_the_body_is_not_read(keyed: ServerProcess, path: str, status: int) -> None:
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {24 * MB}\r\n\r\n".encode()
-    with Memory(keyed), keyed.connect() as connection:
+    with little_memory(keyed), keyed.connect() as connection:
         connection.sendall(head)
         pour(connection, [b"x" * MB] * 24)
         ((found, headers, _),) = answers(read_all(connection))

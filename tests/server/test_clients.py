@@ -50,7 +50,6 @@ def test_a_client_that_disconnects_before_its_body_is_complete_affects_no_other(
 
 
 def test_a_slow_reader_gets_everything_and_holds_no_page(server: ServerProcess) -> None:
-    """Checks that a client that reads nothing until the engine has finished receives its complete stream."""
     body = {**LONG, "stream": True, "decoding": {"accept_threshold": 0.5}}
     before = server.metrics()["unmask_generated_tokens_total"]
     slow = [connect(server, "/generate", body) for _ in range(3)]

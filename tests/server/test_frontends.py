@@ -199,7 +199,6 @@ def test_changed_keys_apply_in_every_process_and_all_end_with_their_parent(check
 
 @pytest.mark.parametrize("to_all", [pytest.param(False, marks=pytest.mark.matrix), True])
 def test_a_drain_finishes_streams_of_all(checkpoint: Path, tmp_path: Path, to_all: bool) -> None:
-    """Checks this also if every process receives the signal."""
     done = tmp_path / "done"
     args = ("--model", str(checkpoint), "--frontend-processes", "2", "--drain-timeout", "600")
     with (
