@@ -101,9 +101,7 @@ def replayed(engine):
         block_size=sizes.block_size, mask_id=info.mask_token_id, max_token_id=info.max_token_id,
         eos_ids=tuple(info.eos_token_ids), max_num_reqs=info.max_num_reqs,
     )  # fmt: skip
-    inner.runner = CudaGraphRunner(
-        runner.model, runner.pool, config, sizes, run_eagerly, capture_after=1
-    )  # fmt: skip
+    inner.runner = CudaGraphRunner(runner.model, runner.pool, config, sizes, run_eagerly, capture_after=1)
     return engine
 
 

@@ -27,6 +27,7 @@ SLOW: dict[str, Any] = {"choice": ["compile for 20 s"]}  # see slow_grammars.py,
 HOUR = 3600.0
 UNLIMITED = SandboxLimits(HOUR, HOUR, HOUR, HOUR)
 SHORT = replace(UNLIMITED, compile_seconds=1)
+Make = Callable[[SandboxLimits], GrammarSandbox]
 TOO_SLOW = "it takes more than 1 s to compile; send a smaller or simpler one"
 
 
@@ -36,7 +37,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make(facts: tuple[Path, Any]) -> Iterator[Callable[[SandboxLimits], GrammarSandbox]]:
+def make(facts: tuple[Path, Any]) -> Iterator[Make]:
     """Yields a function that returns a sandbox with limits, and closes all sandboxes."""
     with contextlib.ExitStack() as stack:
 
@@ -49,7 +50,7 @@ def make(facts: tuple[Path, Any]) -> Iterator[Callable[[SandboxLimits], GrammarS
 
 
 @pytest.fixture
-def trials(make: Callable[[SandboxLimits], GrammarSandbox]) -> GrammarSandbox:
+def trials(make: Make) -> GrammarSandbox:
     return make(UNLIMITED)
 
 
@@ -70,7 +71,7 @@ def test_supported_and_unsupported_schemas(trials: GrammarSandbox) -> None:
     assert trials.result(wrong) == trials.check(wrong)
 
 
-def test_a_slow_grammar_is_remembered_and_the_next_is_compiled(make: Callable[[SandboxLimits], GrammarSandbox]) -> None:
+def test_a_slow_grammar_is_remembered_and_the_next_is_compiled(make: Make) -> None:
     trials = make(SHORT)
     assert reason_of(trials, text(regex="a")) == ""
     assert reason_of(trials, text(**SLOW)) == TOO_SLOW
@@ -80,9 +81,7 @@ def test_a_slow_grammar_is_remembered_and_the_next_is_compiled(make: Callable[[S
     assert reason_of(trials, text(regex="b")) == ""
 
 
-def test_a_process_that_gets_no_cpu_time_is_ended(
-    make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_gets_no_cpu_time_is_ended(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = f"read setup; echo '{READY.decode().strip()}'; exec sleep {HOUR}"
     monkeypatch.setattr(trials_module, "COMMAND", ("sh", "-c", silent))
     trials = make(replace(SHORT, answer_seconds=0.1))
@@ -91,17 +90,13 @@ def test_a_process_that_gets_no_cpu_time_is_ended(
     assert trials.result(text(regex="a")) is None, "the grammar is not to blame, so the next request may try it again"
 
 
-def test_a_process_that_does_not_start_is_reported(
-    make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_does_not_start_is_reported(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials_module, "COMMAND", ("sleep", str(HOUR)))
     with pytest.raises(ConfigError, match="does not start"):
         make(replace(UNLIMITED, start_seconds=0.1)).check(text(regex="a"))
 
 
-def test_gbnf_is_translated_in_the_sandbox_process(
-    make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gbnf_is_translated_in_the_sandbox_process(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llguidance.gbnf_to_lark.any_to_lark", lambda text: pytest.fail("translated in this process"))
     trials = make(replace(SHORT, translate_seconds=0.1))
     assert reason_of(trials, text(grammar='root ::= "translate for 20 s"')) == TOO_SLOW
@@ -139,9 +134,7 @@ def killed(trials: GrammarSandbox, times: int, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(trials_module, "_read_line", read_line)
 
 
-def test_a_killed_check_is_no_verdict(
-    make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_check_is_no_verdict(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = make(replace(UNLIMITED, answer_seconds=HOUR / 2))
     killed(trials, 1, monkeypatch)
     assert reason_of(trials, text(regex="a")) == ""
@@ -153,9 +146,7 @@ def test_a_killed_check_is_no_verdict(
     assert reason_of(trials, text(regex="b")) == ""
 
 
-def test_a_process_that_is_killed_while_it_starts_is_started_again(
-    make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_killed_while_it_starts_is_started_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials_module, "COMMAND", ("sh", "-c", "kill -9 $$"))
     trials = make(UNLIMITED)
     with pytest.raises(RequestError, match="cannot be checked now"):
@@ -165,9 +156,7 @@ def test_a_process_that_is_killed_while_it_starts_is_started_again(
 
 
 @pytest.mark.parametrize("end", ["kill -ABRT $$", f"exit {trials_module.MEMORY_EXIT}"])
-def test_a_grammar_that_takes_too_much_memory(
-    end: str, make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grammar_that_takes_too_much_memory(end: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process ends itself, as Rust and Python do at the limit of memory."""
     ended = f"read setup; echo '{READY.decode().strip()}'; read grammar; {end}"
     monkeypatch.setattr(trials_module, "COMMAND", ("sh", "-c", ended))
