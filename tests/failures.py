@@ -20,12 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Failures:
-    """Collects failed phases of tests.
-
-    Attributes:
-        path: file to write.
-        tests: first failure of each test by its id.
-    """
+    """Collects the first failure of each test by its id, and writes them to a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

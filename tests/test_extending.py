@@ -139,7 +139,6 @@ def test_a_format(run):
     assert tool_format("bracketed") is None
     run("runtime/parsers/bracketed.py")
     made = tool_format("bracketed")
-    assert made is not None
     parts = ChatOutputParser(tools=ToolCallOptions(made, [formats.Tool("f")]), reasoning=reasoning_format("bracketed"))
     for character in '[R]hm[/R]Look: [CALL]{"name": "f", "arguments": {"x": 1}}[/CALL]':
         parts.push(character)

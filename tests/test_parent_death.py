@@ -27,7 +27,6 @@ child.wait()
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal is Linux's")
 def test_a_process_that_holds_the_interpreters_lock_ends_with_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         assert parent.stdout.readline() == "holds the lock\n"
         assert child.is_running()

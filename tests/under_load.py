@@ -34,23 +34,16 @@ BUSY_LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n  
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one slice of one pass, an entry of the log.
-
-    Attributes:
-        number: Number of the pass, from 1.
-        loops: Number of busy loops that ran next to the tests.
-        repeated: Whether it is a run of `--repeat`, which does not count as part of a pass.
-        summary: Last line of pytest's output.
-    """
+    """The result of one slice of one pass, an entry of the log."""
 
     commit: str
     passed_all: bool
-    number: int
+    number: int  # of the pass, from 1
     paths: list[str]
-    loops: int
-    repeated: bool
+    loops: int  # busy loops that ran next to the tests
+    repeated: bool  # a run of `--repeat`, which does not count as part of a pass
     seconds: float
-    summary: str
+    summary: str  # last line of pytest's output
     failures: list[str]
 
 

@@ -77,11 +77,7 @@ def test_other_keys_are_unchanged():
 
 
 def add_reduced(group, x, residual):
-    """Runs `RMSNorm.add_reduced` on a rank that has only its own rows of `residual`.
-
-    Returns:
-        The normed rows, the rank's own rows of the sum, and their slice.
-    """
+    """Returns the normed rows, the rank's own rows of the sum, and their slice. It has no other rows of `residual`."""
     norm = RMSNorm(LayerFactory(CPU, torch.float64, TORCH, "torch", group=group), x.shape[2], 1e-6, weighted=False)
     rows = group.own_rows(len(residual))
     own = torch.full_like(residual, float("nan"))

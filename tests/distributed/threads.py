@@ -78,11 +78,7 @@ class ThreadGroup(TensorParallelGroup):
 def together(
     size: int, work: Callable[[TensorParallelGroup], T], device: torch.device = CPU, *, shared: bool = False
 ) -> list[T]:
-    """Returns the result of `work` on each rank. All ranks use one device.
-
-    Args:
-        shared: Ranks access each other's buffers.
-    """
+    """Returns the result of `work` on each rank. All use one device, and each other's buffers if they are `shared`."""
     exchange = Exchange(size)
 
     def one(rank: int) -> T:

@@ -80,7 +80,6 @@ class ReducedWork:
 
     def reduce(self, size: int = 8) -> tuple[int, int]:
         put = self.buffer.put(torch.zeros(size))
-        assert put is not None
         sizes = enumerate(self.buffer.buffers)
         return next((n, k) for n, pair in sizes for k, x in enumerate(pair) if x.data_ptr() == put.data_ptr())
 

@@ -36,13 +36,10 @@ def heads(rows: int, vocab: int, size: int, dtype: torch.dtype, device: str) -> 
     uniform = uniform.to(device)
 
     def computed(some: Some) -> tuple[torch.Tensor, ...]:
-        assert BATCH_INVARIANT_TRITON.head_logits is not None
-        assert BATCH_INVARIANT_TRITON.softmax_stats is not None
         logits = BATCH_INVARIANT_TRITON.head_logits(hidden[some], weight)
         found = BATCH_INVARIANT_TRITON.softmax_stats(
             logits, StatsRequest(temperature[some], uniform[some], 30.0, vocab - 1, vocab - 3, dtype)
         )
-        assert found.probs is not None
         return (logits, *found)
 
     return computed
@@ -58,7 +55,6 @@ def sandwiches(rows: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
     scale = random(rows, dtype=dtype, device=device, seed=107)
 
     def computed(some: Some) -> tuple[torch.Tensor, ...]:
-        assert BATCH_INVARIANT_TRITON.sandwich_norms is not None
         before, after, _ = BATCH_INVARIANT_TRITON.sandwich_norms
         own = torch.stack([scale[some]] * 3)[1][:, None]
         choices = TopKOutputs(pairs[some].flatten(0, 1), ids[some], routing_weights[some], scales)

@@ -353,12 +353,9 @@ def attention_case(
 
 
 def with_any_sight(batch: ForwardBatch, ends: list[int], seed: int = 21) -> ForwardBatch:
-    """Returns the batch with random visible ends and window positions, and padding.
+    """Returns the batch with random visible ends and window positions. `ends` bounds the visible ends of each request.
 
-    The padding is two rows and an empty query tile at the end.
-
-    Args:
-        ends: Number of each request's K/V positions, the upper bound of the visible ends.
+    Padding follows: two rows and an empty query tile.
     """
     generator = torch.Generator().manual_seed(seed)
     device, rows = batch.tokens.device, len(batch.tokens)
@@ -490,10 +487,7 @@ def check_lora(
 ) -> None:
     """Compares `add_lora` with its float64 reference. Two empty query tiles follow the others.
 
-    Args:
-        counts: Rows of each request.
-        slots: LoRA slot of each request.
-        parts: Outputs of each of the fused modules.
+    `counts` and `slots` are the rows and the LoRA slot of each request, `parts` the outputs of each fused module.
     """
     rows, outputs, num_slots = sum(counts), sum(parts), max(slots) + 1
     cut = torch.from_numpy(make_query_tiles(np.array(counts, dtype=np.int64)))
@@ -507,11 +501,11 @@ def check_lora(
     cuts = [0, *np.cumsum(parts).tolist()]
     expected = out.double()
     add_lora_reference(expected, x.double(), lora_a.double(), lora_b.double(), cuts, batch)
-    pre_mlp_norms = out.clone()
+    before = out.clone()
     add_lora(out, x, lora_a, lora_b, cuts, batch)
     assert_near(out, expected, dtype)
-    assert torch.equal(out[lora_slots < 0], pre_mlp_norms[lora_slots < 0])
-    alone = pre_mlp_norms.clone()  # a row's result is the same without the others
+    assert torch.equal(out[lora_slots < 0], before[lora_slots < 0])
+    alone = before.clone()  # a row's result is the same without the others
     first = LoRABatch(lora_slots[: counts[0]], cut[cut[:, 0] == 0].to(device), batch.tile_rows)
     add_lora(alone[: counts[0]], x[: counts[0]], lora_a, lora_b, cuts, first)
     assert torch.equal(alone[: counts[0]], out[: counts[0]])

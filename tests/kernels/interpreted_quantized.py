@@ -101,9 +101,6 @@ def test_fp8_moe(rows, hidden, width, experts, top_k, described):
     quantized_cases.check_fp8_moe(rows, hidden, width, experts, top_k, shared, crowded, torch.float32, "cpu", dead=0.1)
 
 
-kinds = pytest.mark.parametrize("kind", quantized_cases.KINDS)
-
-
 @pytest.mark.parametrize(
     ("kind", "rows", "inputs", "outputs"),
     [
@@ -129,11 +126,8 @@ def test_moe(kind, rows, hidden, width, experts, top_k, described):
     )
 
 
-HALF_AND_FULL = pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["float16", "float32"])
-
-
-@kinds
-@HALF_AND_FULL
+@pytest.mark.parametrize("kind", quantized_cases.KINDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["float16", "float32"])
 def test_linear_is_batch_invariant(monkeypatch, kind, dtype):
     in_order.patch(monkeypatch)
     rows = 600 if dtype == torch.float16 else 150

@@ -296,7 +296,6 @@ def batch_invariant_moe(
 
     def computed(some: Some) -> tuple[torch.Tensor, ...]:
         arguments = x[some], ids[some], weights[some], swap_ab, down
-        assert kernels.moe_add_norm is not None
         return (
             kernels.moe(*arguments, residual[some], "gelu_tanh"),
             *kernels.moe_add_norm(*arguments, None, residual[some], norm, 1e-6),

@@ -32,7 +32,6 @@ def check_describe(
         got = softmax_stats(logits, request)
         expected = softmax_stats_reference(logits.double(), request._replace(probs=torch.float64))
         assert torch.equal(got.argmax, expected.argmax)
-        assert expected.probs is not None
         torch.testing.assert_close(got.entropy.double(), expected.entropy, rtol=1e-5 * slack, atol=1e-6 * slack)
         chosen = expected.probs.gather(1, got.token[:, None])[:, 0]
         torch.testing.assert_close(got.conf.double(), chosen, rtol=1e-4 * slack, atol=1e-9)
@@ -47,7 +46,6 @@ def check_describe(
             assert torch.equal(got.token, got.argmax)
         _check_weights(got, expected.probs, slack)
         if dtype == torch.float16:
-            assert got.probs is not None
             assert bool((got.probs.amax(1) == fused_softmax_stats.HALF_MAX).all())
         else:
             again = got.divisor == 1
@@ -62,7 +60,6 @@ def check_hot(rows: int, vocab: int, dtype: torch.dtype, device: str) -> None:
     temperature = torch.full((rows,), 1e3, dtype=torch.float64, device=device)
     request = StatsRequest(temperature, None, CAP, None, vocab - 1, dtype)
     expected = softmax_stats_reference(logits.double(), request._replace(probs=torch.float64))
-    assert expected.probs is not None
     _check_weights(softmax_stats(logits, request), expected.probs, 1.0, size=2.0**12)
 
 
@@ -82,8 +79,6 @@ def check_sure(rows: int, vocab: int, dtype: torch.dtype, device: str) -> None:
 
 def _check_weights(got: SoftmaxStats, probs: torch.Tensor, slack: float, size: float = 1.0) -> None:
     """Checks that each row of weights is a multiple of the distribution, and the weighted mean of embeddings."""
-    assert got.probs is not None
-    assert got.divisor is not None
     assert bool((got.divisor > 0).all())
     dtype = got.probs.dtype
     bound = TOLERANCE[dtype] + 2e-5 * slack
@@ -100,7 +95,6 @@ def _means(table: torch.Tensor, got: SoftmaxStats) -> list[torch.Tensor]:
 
     The kernel is left out for bfloat16 on the CPU, because the interpreter's dot product multiplies raw bits.
     """
-    assert got.probs is not None
     made = [soft_embedding_reference(got.probs, table, got.divisor)]
     if table.is_cuda or table.dtype != torch.bfloat16:
         made.append(soft_embedding(got.probs, table, got.divisor))

@@ -39,7 +39,6 @@ def test_shipped_kernels_are_read_without_a_copy(tmp_path: Path) -> None:
     ship(tmp_path)
     manager = get_cache_manager(KEY)
     group = manager.get_group("k.json")
-    assert group is not None
     assert {Path(path) for path in group.values()} == set((tmp_path / "shipped").rglob("k.*"))
     assert Path(manager.get_file("k.cubin") or "").read_text() == "shipped"
     assert not (tmp_path / "own").exists()  # reading creates nothing
@@ -50,7 +49,6 @@ def test_new_kernels_are_written_to_the_own_directory(tmp_path: Path) -> None:
     fill("own")
     assert not (tmp_path / "shipped").exists()
     group = get_cache_manager(KEY).get_group("k.json")
-    assert group is not None
     assert Path(group["k.cubin"]).is_relative_to(tmp_path / "own")
 
 
@@ -59,7 +57,6 @@ def test_a_shipped_kernel_comes_before_an_own_one(tmp_path: Path) -> None:
     ship(tmp_path)
     fill("own")
     group = get_cache_manager(KEY).get_group("k.json")
-    assert group is not None
     assert Path(group["k.cubin"]).read_text() == "shipped"
 
 

@@ -80,6 +80,14 @@ def spilled(compiled) -> int:
     return int(stack)
 
 
+def check_gemm(compiled, described: bool | None = None) -> None:
+    """Checks that the kernel uses Hopper's matrix units without spills. `described`: whether TMA loads its operands."""
+    assert spilled(compiled) == 0
+    assert "wgmma" in compiled.asm["ptx"], "the GEMM does not use Hopper's matrix units"
+    if described is not None:
+        assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
+
+
 @pytest.mark.parametrize(("add", "weighted"), [(False, True), (True, True), (False, False)])
 def test_rms_norm(add, weighted):
     p = POINTER[torch.bfloat16]
@@ -131,30 +139,29 @@ def test_gate():
         assert re.search(r"ld\.global(\.\w+)*\.v4\.b32", compiled.asm["ptx"]), "loads are not of 16 bytes"
 
 
+POOL = typed(pfp32="logits_ptr bias_ptr", pi64="first_ptr", pi8="pool_ptr", i32="rows")
+SELECTED = typed(pi32="ids_ptr", pfp32="weights_ptr", fp32="scale")
+
+
 @pytest.mark.parametrize(("softmax", "weighs"), [(True, False), (False, False), (True, True)])
 def test_routing(softmax, weighs):
-    types = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
-    types |= {"first_ptr": "*i64", "pool_ptr": "*i8", "rows": "i32"}
     constants = {
         "EXPERTS": 256, "GROUPS": 8, "TOPK_GROUP": 4, "TOP_K": 8, "GROUPS_P2": 8, "SIZE_P2": 32, "TOP_P2": 16,
         "BIASED": True, "BIAS_IN_WEIGHTS": weighs, "NORMALIZE": True, "SOFTMAX": softmax,
         "POOLED": False, "SPLITS": 8, "SHARED": 1,
     }  # fmt: skip
-    build(moe_router._select_experts, types, constants, num_warps=1)
+    build(moe_router._select_experts, POOL | SELECTED, constants, num_warps=1)
 
 
 def test_routing_in_a_pool():
-    types = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "first_ptr": "*i64", "pool_ptr": "*i8"}
-    types |= {"rows": "i32"}
     shape = {"EXPERTS": 256, "BIASED": True, "SOFTMAX": False, "SPLITS": 4}
     pool = {"EXPERTS_P2": 256, "CAPACITY": 48, "BLOCK": 32}
-    build(moe_router._pool, types, shape | pool, num_warps=1)
+    build(moe_router._pool, POOL, shape | pool, num_warps=1)
     constants = shape | {
         "GROUPS": 1, "TOPK_GROUP": 1, "TOP_K": 8, "GROUPS_P2": 1, "SIZE_P2": 256, "TOP_P2": 8,
         "BIAS_IN_WEIGHTS": False, "NORMALIZE": True, "POOLED": True, "SHARED": 0,
     }  # fmt: skip
-    types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
-    build(moe_router._select_experts, types, constants, num_warps=1)
+    build(moe_router._select_experts, POOL | SELECTED, constants, num_warps=1)
 
 
 @pytest.mark.matrix
@@ -171,8 +178,7 @@ def test_router(rows, wide, scaled):
     }  # fmt: skip
     warps = 4 * taken // moe_router.EXPERTS_PER_PROGRAM
     compiled = build(moe_router._router, types, constants, num_warps=warps, num_stages=2 if wide else 3)
-    assert spilled(compiled) == 0
-    assert "wgmma" in compiled.asm["ptx"]
+    check_gemm(compiled)
 
 
 def test_expert_sort():
@@ -242,9 +248,7 @@ def test_moe_gemms(dtype, pairs_per_expert, described):
         data = POINTER[dtype].removeprefix("*")
         compiled = build_gemm(first, how, height, 2048, 512, described, data=data)
         if size == 2:
-            assert spilled(compiled) == 0
-            assert "wgmma" in compiled.asm["ptx"], "the GEMM does not use Hopper's matrix units"
-            assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
+            check_gemm(compiled, described)
 
 
 @pytest.mark.matrix
@@ -259,8 +263,7 @@ def test_soft_embedding(rows, dtype):
     types = {"probs_ptr": p, "table_ptr": p, "out_ptr": "*fp32", "rows": "i32"}
     compiled = build(weighted_embedding._soft_embedding, types, constants, num_warps=how.warps)
     if dtype == torch.bfloat16:
-        assert spilled(compiled) == 0
-        assert "wgmma" in compiled.asm["ptx"], "the GEMM does not use Hopper's matrix units"
+        check_gemm(compiled)
     types = {"parts_ptr": "*fp32", "divisor_ptr": "*fp32", "out_ptr": p, "rows": "i32"}
     for divided in (False, True):
         constants = {"SIZE": 2816, "SPLITS": 16, "TILE": weighted_embedding.TILE, "DIVIDED": divided}
@@ -276,8 +279,7 @@ def test_moe_batch_invariant_gemm():
         "STAGES": how.stages[2], "TILES_P2": 1024, "TMA": True, "X_TMA": True,
     }  # fmt: skip
     compiled = build(fused_moe._persistent_down, types, constants, num_warps=how.warps)
-    assert spilled(compiled) == 0
-    assert "wgmma" in compiled.asm["ptx"]
+    check_gemm(compiled)
     assert compiled.metadata.shared * fused_moe.PROGRAMS_PER_SM <= SHARED_LIMIT
 
 
@@ -294,11 +296,10 @@ def test_moe_gemms_as_tuned(path):
 
 @pytest.mark.parametrize(("norm", "rounded"), [(False, False), (True, False), (True, True)])
 def test_experts_sum(norm, rounded):
-    types = dict.fromkeys(
-        ("pairs_ptr", "shared_ptr", "residual_ptr", "norm_ptr", "out_ptr", "sum_ptr"), POINTER[torch.bfloat16]
-    )
-    types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "eps": "fp32"}
-    types |= {"values_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
+    types = typed(
+        pbf16="pairs_ptr shared_ptr residual_ptr norm_ptr out_ptr sum_ptr", pi32="ids_ptr", pfp8e4nv="values_ptr",
+        pfp32="weights_ptr scales_ptr", fp32="eps",
+    )  # fmt: skip
     constants = {"TOP_K": 9, "HIDDEN": 2048, "COLUMNS": 2048, "SHARED": True, "NORM": norm, "WEIGHTED": True}
     constants |= {"QUANTIZED": rounded, "FP8_MAX": quantized_tensor.FP8_MAX, "MIN_SCALE": quantized_tensor.MIN_SCALE}
     assert spilled(build(fused_moe._moe_sum, types, constants, num_warps=4)) == 0
@@ -314,24 +315,33 @@ ATTENTIONS += [(*shape, torch.bfloat16, "distinct") for shape in SHAPES[1::3]]
 ATTENTIONS += [(*shape, torch.float32, "unified") for shape in SHAPES[::5]]
 
 
+def build_attention(
+    tile, dim: int, packed: int, windowed: bool, splits: int, page: int, dtype: torch.dtype, layout: str
+):
+    """Compiles paged attention with 4 KV heads in a configuration."""
+    p = POINTER[dtype]
+    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), p) | {"out_ptr": p if splits == 1 else "*fp32"}
+    types |= typed(
+        pi32="tiles_ptr visible_end_ptr table_ptr", pi64="window_pos_ptr", pfp32="stats_ptr", fp32="scale_log2",
+        i32="table_stride all_rows window",
+    )  # fmt: skip
+    constants = {
+        "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": dim, **strides_of(layout, 4, dim, page), "PACKED": packed,
+        "PACKED_P2": triton.next_power_of_2(packed), "ROWS": tile.rows, "KEYS": tile.keys, "DIM_P2": dim,
+        "VALUES": tile.values, "WINDOWED": windowed, "SPLITS": splits,
+        "SPLIT_SIZE": paged_attention.SPLIT_SIZE if windowed else 0,
+    }  # fmt: skip
+    return build(paged_attention._paged_attention, types, constants, num_warps=tile.warps, num_stages=tile.stages)
+
+
 @pytest.mark.parametrize(
     ("dim", "tile_rows", "packed", "windowed", "page", "dtype", "layout"), marked(ATTENTIONS, quick=ATTENTIONS[:1])
 )
 def test_paged_attention(dim, tile_rows, packed, windowed, page, dtype, layout):
     splits = 9 if tile_rows == 32 or windowed else 1
-    p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
-    packed_p2 = triton.next_power_of_2(packed)
+    size, packed_p2 = dtype.itemsize, triton.next_power_of_2(packed)
     tile = paged_attention.select_config(packed_p2, dim, size, tile_rows)
-    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), p) | {"out_ptr": p if splits == 1 else "*fp32"}
-    types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
-    types |= {"window_pos_ptr": "*i64", "table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
-    types |= {"stats_ptr": "*fp32"}
-    constants = {
-        "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": dim, **strides_of(layout, 4, dim, page), "PACKED": packed,
-        "PACKED_P2": packed_p2, "ROWS": tile.rows, "KEYS": tile.keys, "DIM_P2": dim, "VALUES": tile.values,
-        "WINDOWED": windowed, "SPLITS": splits, "SPLIT_SIZE": paged_attention.SPLIT_SIZE if windowed else 0,
-    }  # fmt: skip
-    compiled = build(paged_attention._paged_attention, types, constants, num_warps=tile.warps, num_stages=tile.stages)
+    compiled = build_attention(tile, dim, packed, windowed, splits, page, dtype, layout)
     if size == 2 and packed_p2 * tile.rows >= 64:
         few = 0 if dim <= 128 else 384 if splits > 1 else 128
         assert spilled(compiled) <= few, "the kernel spills more than the few registers that make it faster"
@@ -345,16 +355,7 @@ def test_paged_attention(dim, tile_rows, packed, windowed, page, dtype, layout):
 def test_paged_attention_at_high_occupancy(packed):
     tile = paged_attention.select_config_high_occupancy(packed, 128, 2, 32)
     assert (tile.rows * packed, tile.keys) == (128, 32)
-    types = typed(
-        pbf16="q_ptr k_ptr v_ptr out_ptr", pfp32="stats_ptr", pi64="window_pos_ptr", fp32="scale_log2",
-        pi32="tiles_ptr visible_end_ptr table_ptr", i32="table_stride all_rows window",
-    )  # fmt: skip
-    constants = {
-        "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": 128, **strides_of("unified", 4, 128), "PACKED": packed,
-        "PACKED_P2": packed, "ROWS": tile.rows, "KEYS": tile.keys, "DIM_P2": 128, "VALUES": 128, "WINDOWED": False,
-        "SPLITS": 1, "SPLIT_SIZE": 0,
-    }  # fmt: skip
-    compiled = build(paged_attention._paged_attention, types, constants, num_warps=tile.warps, num_stages=tile.stages)
+    compiled = build_attention(tile, 128, packed, False, 1, 32, torch.bfloat16, "unified")
     assert spilled(compiled) <= 32
     assert "wgmma" in compiled.asm["ptx"]
 
@@ -415,8 +416,7 @@ def test_gemm(rows, dtype, described):
     }  # fmt: skip
     compiled = build(linear._gemm, types, constants, num_warps=how.warps)
     if size == 2:
-        assert spilled(compiled) == 0
-        assert "wgmma" in compiled.asm["ptx"]
+        check_gemm(compiled)
 
 
 @pytest.mark.matrix
@@ -430,8 +430,7 @@ def test_gate_up_gemm(tile):
         "GELU": False,
     }  # fmt: skip
     compiled = build(activation._fused_gate_up, types, constants, num_warps=tile.warps)
-    assert spilled(compiled) == 0
-    assert "wgmma" in compiled.asm["ptx"]
+    check_gemm(compiled)
     assert "mma.sync" not in compiled.asm["ptx"]
 
 
@@ -441,11 +440,8 @@ def test_gate_up_gemm(tile):
     ("dtype", "batch_invariant"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
 )
 def test_head(rows, dtype, batch_invariant):
-    config = fused_argmax.select_config(
-        rows, 2048, torch.tensor([], dtype=dtype).element_size(), batch_invariant=batch_invariant
-    )
-    types = dict.fromkeys(("max_logit_ptr", "sum_exp_ptr"), "*fp32") | {"token_ptr": "*i32"}
-    types["num_valid_ptr"] = "*i32"
+    config = fused_argmax.select_config(rows, 2048, dtype.itemsize, batch_invariant=batch_invariant)
+    types = typed(pfp32="max_logit_ptr sum_exp_ptr", pi32="token_ptr num_valid_ptr")
     join = types | {"out_ptr": "*i64", "conf_ptr": "*fp32", "logit_ptr": "*fp32", "rows": "i32", "pieces": "i32"}
     build(fused_argmax._merge_partials, join, {"BLOCK_M": 4, "PIECES": 256, "HAS_NUM_VALID": True}, num_warps=4)
     types |= dict.fromkeys(("rows", "vocab", "mask_id", "max_id", "allowed_id_a", "allowed_id_b"), "i32")
@@ -460,8 +456,7 @@ def test_head(rows, dtype, batch_invariant):
     }  # fmt: skip
     compiled = build(fused_argmax._partial_argmax, types, constants, num_warps=config.warps)
     if described:
-        assert spilled(compiled) == 0
-        assert "wgmma" in compiled.asm["ptx"]
+        check_gemm(compiled)
 
 
 @pytest.mark.parametrize("size", [32, 256])

@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,6 +72,17 @@ def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     driver = SimpleNamespace(active=active)
     monkeypatch.setattr(triton.runtime, "driver", driver)
     monkeypatch.setattr("triton.runtime.jit.driver", driver)
+
+
+@pytest.fixture
+def two_processes(hopper: None) -> KernelCompiler:
+    made = KernelCompiler(torch.device("cuda"))
+    made.processes = 2
+    return made
+
+
+def rms_norms(count: int, name: str = "_rms_norm") -> list[str]:
+    return [rms_norm(16 << n, name)[0] for n in range(count)]
 
 
 def test_a_specialization_is_read_as_the_source_that_triton_compiles(cache: Path) -> None:
@@ -165,8 +174,11 @@ def test_one_process_compiles_into_a_cache_at_a_time(
         flock(descriptor, operation)
 
     def lock_again(*_: object, **options: object) -> None:
-        with open_directory(cache if locks else temporary) as descriptor:
+        descriptor = os.open(cache if locks else temporary, os.O_RDONLY | os.O_DIRECTORY)
+        try:
             flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(descriptor)
 
     import_kernels()
     monkeypatch.setattr(fcntl, "flock", locked)
@@ -182,15 +194,6 @@ def test_kernels_are_compiled_without_a_lock_where_there_is_none(cache: Path, mo
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     assert compile_all(CompileJob([rms_norm(64)[0]], 90, processes=1, launcher=False)).compiled == 1
-
-
-@contextmanager
-def open_directory(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def test_memory_of_kernels_that_are_not_launched_is_zero() -> None:
@@ -211,32 +214,21 @@ def test_few_kernels_are_left_to_their_launch(cache: Path, monkeypatch: pytest.M
     assert not cache.exists()
 
 
-@pytest.mark.usefixtures("hopper")
-def test_a_worker_compiles_each_specialization_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made = KernelCompiler(torch.device("cuda"))
-    made.processes = 2
-    texts = [rms_norm(width)[0] for width in (16, 32, 64, 128, 256, 512, 1024)]
+@pytest.mark.parametrize("prints", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_a_worker_compiles_each_specialization_once(
+    prints: bool, cache: Path, tmp_path: Path, two_processes: KernelCompiler, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    if prints:  # packages that print when they are imported do not spoil the results
+        (tmp_path / "sitecustomize.py").write_text("print('loaded', flush=True)\n")
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    texts = rms_norms(7)
     caplog.set_level("INFO", logger=compiler.__name__)
-    made.submit(texts[:6])
-    made.submit(texts)
-    made.wait()
+    two_processes.submit(texts[:6])
+    two_processes.submit(texts)
+    two_processes.wait()
     assert "Compiled 7 kernels" in caplog.text
-    assert made.missing(texts) == []
-
-
-@pytest.mark.matrix
-@pytest.mark.usefixtures("hopper")
-def test_packages_that_print_when_they_are_imported_do_not_spoil_results(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text("print('loaded', flush=True)\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    made = KernelCompiler(torch.device("cuda"))
-    made.processes = 2
-    caplog.set_level("INFO", logger=compiler.__name__)
-    made.submit([rms_norm(16 << n)[0] for n in range(compiler.MIN_KERNELS)])
-    made.wait()
-    assert f"Compiled {compiler.MIN_KERNELS} kernels" in caplog.text
+    assert two_processes.missing(texts) == []
 
 
 WORKER_PARENT = """
@@ -253,7 +245,6 @@ def test_a_worker_ends_with_its_parent_while_it_imports(tmp_path: Path, monkeypa
     (tmp_path / "torch.py").write_text(f"import time\nopen({str(started)!r}, 'w').close()\ntime.sleep(3600)\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     with subprocess.Popen([sys.executable, "-c", WORKER_PARENT], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         worker = psutil.Process(int(parent.stdout.readline()))
         wait_until(started.exists)
         parent.kill()
@@ -262,35 +253,31 @@ def test_a_worker_ends_with_its_parent_while_it_imports(tmp_path: Path, monkeypa
         )
 
 
-@pytest.mark.usefixtures("hopper")
+@pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize(("kernels", "exited"), [(compiler.MIN_KERNELS, False), (1, True)])
 def test_a_worker_that_exits_leaves_kernels_to_their_launch(
-    kernels: int, exited: bool, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    kernels: int, exited: bool, two_processes: KernelCompiler, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     """It exits after or before a job is submitted. A small job stays in the pipe's buffer until the pipe is closed."""
     monkeypatch.setattr(compiler, "WORKER_COMMAND", ("false",))
-    made = KernelCompiler(torch.device("cuda"))
-    made.processes = 2
     if exited:
-        made._start()
-        assert made._worker is not None
-        made._worker.wait()
-    made.submit([rms_norm(16 << n)[0] for n in range(kernels)])
-    made.wait()
+        two_processes._start()
+        two_processes._worker.wait()
+    two_processes.submit(rms_norms(kernels))
+    two_processes.wait()
     assert "the compile worker has exited" in caplog.text
 
 
-@pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("names", ["_rms_norm", "_rms_norm" * 20_000])
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("name", ["_rms_norm", "_rms_norm" * 20_000])
 def test_a_worker_that_hangs_is_killed_and_reported(
-    names: str, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    name: str, two_processes: KernelCompiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(compiler, "WORKER_COMMAND", ("sleep", "3600"))
     monkeypatch.setattr(compiler, "WAIT_SECONDS", 0.2)
-    made = KernelCompiler(torch.device("cuda"))
-    made.processes = 2
-    made.submit([rms_norm(16 << n, name=names)[0] for n in range(compiler.MIN_KERNELS)])
-    made.wait()
+    two_processes.submit(rms_norms(compiler.MIN_KERNELS, name))
+    two_processes.wait()
     assert "the compile worker had no result after 0 s and was killed" in caplog.text
     assert "python -m runtime.bench warm" in caplog.text
 

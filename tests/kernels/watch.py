@@ -12,15 +12,10 @@ from triton.runtime import interpreter
 
 @dataclass
 class Watched:
-    """The accesses of kernels.
+    """The accesses of kernels."""
 
-    Attributes:
-        loads: addresses of the unmasked elements of each load.
-        widest: largest number of elements of one load or store, masked ones included.
-    """
-
-    loads: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    widest: int = 0
+    loads: list[npt.NDArray[np.int64]] = field(default_factory=list)  # addresses of unmasked elements, of each load
+    widest: int = 0  # largest number of elements of one load or store, masked ones included
 
     def clear(self) -> None:
         self.loads, self.widest = [], 0

@@ -96,7 +96,6 @@ def test_interleaved_gates_do_not_change_the_output(activation, adapters):
         first.load((slice(0, 24),), gates)
         first.load((slice(24, 48),), ups)
         layer.down_proj.weight.load((), down)
-        assert norm.weight is not None
         norm.weight.load((), weight)
         made = [layer(x), *layer.forward_add_norm(x, residual, norm)]
         if build.lora is not None:
@@ -127,7 +126,6 @@ def test_fused_add_norm_includes_bias_and_adapters(biased, adapters):
     layer, norm = Linear(build, 16, 8, bias=biased), RMSNorm(build, 8, 1e-6)
     weight, scale, bias, x, residual, low, high = _drawn(4, (8, 16), (8,), (8,), (3, 16), (3, 8), (8, 16), (8, 8))
     layer.weight.load((), weight)
-    assert norm.weight is not None
     norm.weight.load((), scale)
     if layer.bias is not None:
         layer.bias.load((), bias)

@@ -50,15 +50,9 @@ SUFFIXES = ("md", "py", "toml", "yaml", "yml", "json", "txt", "sh", "go", "mjs")
 
 @dataclass(frozen=True)
 class Finding:
-    """A reference to something that does not exist.
+    """A reference to something that does not exist."""
 
-    Attributes:
-        path: file with the reference, from the root of the repository.
-        line: line number, from 1.
-        reference: its text.
-    """
-
-    path: str
+    path: str  # of the file with the reference, from the root of the repository
     line: int
     reference: str
 

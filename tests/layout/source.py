@@ -12,14 +12,9 @@ CODE = ("runtime", "training", "operator", "tools", "tests", "e2e")
 
 @dataclass(frozen=True)
 class Text:
-    """A docstring or a block of comments.
+    """A docstring or a block of comments, without quotes and hashes."""
 
-    Attributes:
-        line: number of its first line, from 1.
-        text: its lines, without quotes and hashes.
-    """
-
-    line: int
+    line: int  # the first, from 1
     text: str
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,17 +38,11 @@ TYPE_CIRCLES = {
 
 @dataclass(frozen=True)
 class House:
-    """A top-level package of the distribution.
-
-    Attributes:
-        package: its name.
-        folder: folder that contains it.
-        page: architecture page with the table of its packages, below docs/.
-    """
+    """A top-level package of the distribution, which a folder contains."""
 
     package: str
     folder: Path
-    page: str
+    page: str  # the architecture page with the table of its packages, below docs/
 
     def modules(self) -> dict[str, Path]:
         """Returns the paths of its modules by dotted name. A package is the path of its ``__init__.py``."""
@@ -108,6 +102,13 @@ def imports_of(path: Path) -> tuple[tuple[str, str, str], ...]:
     return tuple(imports(ast.parse(path.read_text(encoding="utf-8"))))
 
 
+def imported(house: House, modules: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Returns which of these modules import, at any time, one of these top-level packages."""
+    every = house.modules()
+    found = [(module, name) for module in modules for name, _, _ in imports_of(every[module])]
+    return [f"{module} -> {name}" for module, name in found if name.split(".")[0] in names]
+
+
 def home(module: str) -> str:
     """Returns the package or top-level module that contains a module."""
     return ".".join(module.split(".")[:2])
@@ -162,13 +163,7 @@ def test_packages_import_only_those_above_them(house):
 
 @EACH
 def test_the_wheel_imports_no_training_and_no_tools(house):
-    wrong = [
-        f"{module} -> {name}"
-        for module, path in house.modules().items()
-        for name, _, _ in imports_of(path)
-        if name.split(".")[0] in ("training", "tools", "tests")
-    ]
-    assert wrong == []
+    assert imported(house, house.modules(), ("training", "tools", "tests")) == []
 
 
 def test_the_operators_core_does_no_io():
@@ -177,14 +172,7 @@ def test_the_operators_core_does_no_io():
     core = packages[: packages.index("unmask_operator.pod_http")]
     core.remove("unmask_operator.settings")
     assert len(core) == 5
-    wrong = [
-        f"{module} -> {name}"
-        for module, path in house.modules().items()
-        if home(module) in core
-        for name, _, _ in imports_of(path)
-        if name.split(".")[0] in OUTSIDE
-    ]
-    assert wrong == []
+    assert imported(house, [module for module in house.modules() if home(module) in core], OUTSIDE) == []
 
 
 def test_imports_are_found_with_the_time_of_execution():

@@ -103,9 +103,7 @@ def replayed(engine):
         eos_ids=tuple(info.eos_token_ids), max_num_reqs=info.max_num_reqs,
         max_request_len=max_request_len(inner.strategy, info.max_model_len),
     )  # fmt: skip
-    inner.runner = CudaGraphRunner(
-        runner.model, runner.pool, config, sizes, run_eagerly, capture_after=1
-    )  # fmt: skip
+    inner.runner = CudaGraphRunner(runner.model, runner.pool, config, sizes, run_eagerly, capture_after=1)
     return engine
 
 

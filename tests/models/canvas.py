@@ -11,19 +11,13 @@ from tests.models.paged import page_tables, poisoned_pool
 
 @dataclass
 class Run:
-    """Rows of one sequence in a forward.
-
-    Attributes:
-        first: position of the first id.
-        open: the rows are an editable canvas; otherwise they are committed.
-        signal: self-conditioning, [len(ids), hidden].
-    """
+    """Rows of one sequence in a forward."""
 
     sequence: int
     ids: list[int]
-    first: int
-    open: bool = False
-    signal: torch.Tensor | None = None  # [len(ids), hidden]
+    first: int  # position of the first id
+    open: bool = False  # the rows are an editable canvas; otherwise they are committed
+    signal: torch.Tensor | None = None  # self-conditioning, [len(ids), hidden]
 
 
 class Driver:

@@ -19,6 +19,7 @@ from tests.golden import GOLDEN
 from tests.models.canvas import Driver, Run
 from tests.models.paged import load
 from tests.oracle import canvas
+from tests.oracle.llama_like import write
 from tests.quantization import quantized_files
 
 FOLDER = GOLDEN / "diffusion_gemma"
@@ -128,8 +129,7 @@ def test_every_tensor_is_accounted_for(tmp_path):
     tensors = load_file(FOLDER / "model.safetensors")
 
     def attempt(changed, config=CONFIG):
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        save_file(changed, tmp_path / "model.safetensors")
+        write(tmp_path, config, changed)
         return load(tmp_path, torch.float32)
 
     reference = named_weights(attempt(tensors))
@@ -194,8 +194,7 @@ def test_the_routers_scale_is_multiplied_into_its_weight(tmp_path, first, kind):
     ],
 )
 def test_invalid_router_scales_are_refused(tmp_path, name, value, sentence):
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    save_file(load_file(FOLDER / "model.safetensors") | {name: value}, tmp_path / "model.safetensors")
+    write(tmp_path, CONFIG, load_file(FOLDER / "model.safetensors") | {name: value})
     with pytest.raises(ConfigError) as error:
         load(tmp_path, torch.float32)
     assert sentence in str(error.value)

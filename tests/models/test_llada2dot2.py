@@ -33,7 +33,6 @@ def states(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[list[tu
     shown, answer = [], []
     while llm.engine.has_work():
         for output in llm.engine.step():
-            assert output.tokens is not None
             shown.append((output.start, output.tokens[: llm.info.block_size]))
             answer += output.new_tokens
     return shown, answer

@@ -33,7 +33,6 @@ CONFIGS: dict[str, Config] = {
     "diffusion_gemma": json.loads((GOLDEN / "diffusion_gemma" / "config.json").read_text()),
 }
 ROTARY = [family for family in CONFIGS if family != "diffusion_gemma"]
-MIXTURES = ("sdar_moe", "llada_moe", "llada2", "llada2dot2", "diffusion_gemma")
 
 
 def parse(family: str, config: Config) -> Any:
@@ -143,11 +142,7 @@ def test_other_names_of_fields_are_read(family: str) -> None:
                 assert parse(family, changed(CONFIGS[family], **{other: None})) == expected
 
 
-def test_all_families_with_experts_are_covered() -> None:
-    assert {family for family in CONFIGS if "num_experts" in part_of(CONFIGS[family])} == set(MIXTURES)
-
-
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("family", [family for family in CONFIGS if "num_experts" in part_of(CONFIGS[family])])
 def test_two_counts_of_experts_are_refused_by_name(family: str) -> None:
     count = part_of(CONFIGS[family])["num_experts"]
     with pytest.raises(ConfigError, match=f"num_local_experts {count + 2} contradicts num_experts {count}"):
@@ -283,16 +278,6 @@ def test_an_adapter_is_merged_into_fused_experts(tmp_path: Path) -> None:
     torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-6)
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> Callable[[dict[str, Tensor]], Path]:
-    def write_tensors(tensors: dict[str, Tensor]) -> Path:
-        (tmp_path / "config.json").write_text(json.dumps(tiny_config()))
-        save_file(tensors, tmp_path / "model.safetensors")
-        return tmp_path
-
-    return write_tensors
-
-
 LAYER = "model.layers.1.mlp.experts."
 BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     "gates fused twice": (lambda t: t.update({LAYER + "gate_proj": torch.ones(4, 8, 16)}),
@@ -310,10 +295,11 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_fused_experts_that_do_not_fit_are_refused_by_name(case: str, tiny: Any) -> None:
+def test_fused_experts_that_do_not_fit_are_refused_by_name(case: str, tmp_path: Path) -> None:
     change, sentence = BROKEN[case]
     tensors = fused(tiny_tensors(tiny_config(), 1))
     change(tensors)
+    write(tmp_path, tiny_config(), tensors)
     with pytest.raises(ConfigError) as error:
-        load(tiny(tensors), torch.float32)
+        load(tmp_path, torch.float32)
     assert sentence in str(error.value)

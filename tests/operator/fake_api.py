@@ -189,7 +189,6 @@ class FakeApi:
 
     async def patch_deployment_scale(self, namespace: str, name: str, uid: str, replicas: int) -> Obj:
         live = self._ask("scale", Ref("apps/v1", "Deployment", name))
-        assert live is not None
         assert live["metadata"]["uid"] == uid
         self._note("scale", self.put({**live, "spec": {**live["spec"], "replicas": replicas}}))
         return {"kind": "Scale"}

@@ -85,15 +85,6 @@ def test_the_answer_to_a_request_replaces_a_watch_event_that_lacks_a_new_field(c
     assert cache.resource(KEY)["spec"] == {"new": 1}
 
 
-def test_a_list_removes_missing_objects_but_none_newer_than_itself(cache):
-    for name, version in (("kept", 1), ("gone", 2), ("newer", 30)):
-        cache.put(PODS, pod(version, name))
-    cache.put(PODS, pod(3, "elsewhere", namespace="other"))
-    assert listed(cache, PODS, "ns", [pod(1, "kept"), pod(4, "found")], version=20) == {KEY}
-    assert [p["metadata"]["name"] for p in cache.pods(KEY)] == ["found", "kept", "newer"]
-    assert cache.pods(Key("other", "demo"))
-
-
 def test_a_list_neither_restores_what_was_deleted_later_nor_reports_what_did_not_change(cache):
     cache.put(PODS, pod(1))
     cache.put(DLMS, obj(DLMS, "demo", 1))

@@ -58,12 +58,13 @@ SAFE = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
 DUAL = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]}
 CONTEXT = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
 NO_OS, BOTH = {"kubernetes.io/os": None}, {**LINUX, "kubernetes.io/arch": "arm64"}
-# Values, and what a path leads to: `main` (the container), `pod` or a kind, then members. None: absent.
+# Values, and what a path leads to: `main` (the container), `settings` (the operator's), `pod` or a kind, then members.
+# None: absent.
 EFFECTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"podLabels": {"a": "b"}}, {"Deployment spec template metadata labels a": "b"}),
-    ({"podLabels": {"a": "b"}, "commonLabels": LABELS}, {"Deployment spec selector matchLabels": SELECTOR}),
-    ({"podLabels": {"a": "b"}, "commonLabels": LABELS}, {"Service spec selector": SELECTOR}),
-    ({"podLabels": {"a": "b"}, "commonLabels": LABELS}, {"NetworkPolicy spec podSelector matchLabels": SELECTOR}),
+    ({"podLabels": {"a": "b"}, "commonLabels": LABELS},
+     {"Deployment spec selector matchLabels": SELECTOR, "Service spec selector": SELECTOR,
+      "NetworkPolicy spec podSelector matchLabels": SELECTOR, "settings operator_selector": SELECTOR}),
     ({"podAnnotations": {"a": "b"}}, {"Deployment spec template metadata annotations": {"a": "b", **SAFE}}),
     ({"deploymentAnnotations": {"a": "b"}}, {"Deployment metadata annotations": {"a": "b"}}),
     ({"podSecurityContext": {"fsGroup": 1, "seccompProfile": None}},
@@ -91,8 +92,13 @@ EFFECTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"topologySpreadConstraints": [ZONE, OWN]},
      {"pod topologySpreadConstraints": [{**ZONE, "labelSelector": {"matchLabels": SELECTOR}}, OWN]}),
     ({"topologySpreadConstraints": []}, {"pod topologySpreadConstraints": None}),
-    ({"nameOverride": "inference"}, {"Deployment metadata name": "unmask-operator-inference"}),
-    ({"nameOverride": "inference"}, {"Deployment spec selector matchLabels": OWN_NAME}),
+    ({"nameOverride": "inference"},
+     {"Deployment metadata name": "unmask-operator-inference", "Deployment spec selector matchLabels": OWN_NAME,
+      "settings operator_selector": OWN_NAME}),
+    ({"engine__imagePullSecrets": ["a", {"name": "b"}]}, {"settings image_pull_secrets": ("a", "b")}),
+    ({"engine": {"nodeSelector": BOTH}}, {"settings engine_node_selector": BOTH}),
+    ({"engine": {"nodeSelector": NO_OS}}, {"settings engine_node_selector": {}}),
+    ({"fullnameOverride": "llm"}, {"settings lease_name": "llm", "settings deployment": "llm"}),
     ({"monitoring__dashboard": {"enabled": True, "labels": {"grafana_dashboard": None}}},
      {"ConfigMap metadata labels grafana_dashboard": None}),
 ]  # fmt: skip
@@ -100,7 +106,9 @@ EFFECTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 def at(objects: list[Any], path: str) -> Any:
     root, *members = path.split(" ")
-    found = pod(objects)["spec"] if root == "pod" else container(objects) if root == "main" else one(objects, root)
+    roots = {"pod": lambda: pod(objects)["spec"], "main": lambda: container(objects),
+             "settings": lambda: vars(settings(objects))}  # fmt: skip
+    found = roots[root]() if root in roots else one(objects, root)
     for member in members:
         found = found.get(member, {} if member != members[-1] else None)
     return found
@@ -119,23 +127,6 @@ def test_variables_and_volumes_are_added_to_the_charts_own():
     assert main["env"][-2:] == ENV
     assert [each["name"] for each in pod(objects)["spec"]["volumes"]] == ["tmp", "ca"]
     assert [each["mountPath"] for each in main["volumeMounts"]] == ["/tmp", "/ca"]
-
-
-@pytest.mark.parametrize(
-    ("values", "name", "expected"),
-    [
-        ({"engine__imagePullSecrets": ["a", {"name": "b"}]}, "image_pull_secrets", ("a", "b")),
-        ({"engine": {"nodeSelector": BOTH}}, "engine_node_selector", BOTH),
-        ({"engine": {"nodeSelector": NO_OS}}, "engine_node_selector", {}),
-        ({"fullnameOverride": "llm"}, "lease_name", "llm"),
-        ({"fullnameOverride": "llm"}, "deployment", "llm"),
-        ({"nameOverride": "inference"}, "operator_selector", OWN_NAME),
-        ({"podLabels": {"a": "b"}, "commonLabels": LABELS}, "operator_selector", SELECTOR),
-    ],
-    ids=str,
-)
-def test_a_value_reaches_the_operators_settings(values, name, expected):
-    assert getattr(settings(render(**values)), name) == expected
 
 
 def test_all_names_follow_the_full_name():

@@ -381,7 +381,6 @@ def test_credentials_that_cannot_be_read_again_are_an_error_of_the_same_type():
 
 
 def test_a_ca_that_was_replaced_is_read_again(tmp_path):
-    """Checks that the CA is read again if the server's certificate does not match the one in use."""
     old, new = Authority("old"), Authority("new")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*new.issue("server", hosts=["127.0.0.1"]).write(tmp_path, "server"))

@@ -68,9 +68,7 @@ def test_the_deadline_precedes_the_expiry_of_the_lease():
 class OneLease:
     """Fake API server with one Lease and optimistic locking. Each request takes LATENCY.
 
-    Attributes:
-        fail: the error of all requests, or None.
-        unanswered: whether writes are carried out and never answered.
+    `fail` is the error of all requests. If `unanswered`, writes are carried out and never answered.
     """
 
     def __init__(self):

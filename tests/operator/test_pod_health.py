@@ -68,7 +68,6 @@ GONE = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC
 
 
 def of(pod_status: Obj, pod_spec: Obj | None = None, **known: Any) -> Observed:
-    """Returns the state of a first rollout whose only pod has this status."""
     return observe_pod(pod_status, pod_spec=pod_spec, **known)
 
 

@@ -229,7 +229,6 @@ def test_the_autoscaler(targets: Obj, metrics: dict[str, str]) -> None:
     builtin = {**HPA, "provider": "Builtin", "targets": targets}
     assert "HorizontalPodAutoscaler" not in kinds(made(autoscaling=builtin))
     rules = Rules.read(resource(autoscaling=builtin)["spec"])
-    assert rules is not None
     assert rules.targets == (targets or {"queuedRequestsPerReplica": 2})
 
 

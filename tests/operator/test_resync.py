@@ -41,10 +41,7 @@ class Scene:
     """Runs a resync with a fake client and records what it enqueues.
 
     The client lists the `objects` of a kind, or raises its error in `errors`, or never answers about `silent` ones.
-    Each list takes a millisecond.
-
-    Attributes:
-        tries: time, kind and namespace of each list.
+    Each list takes a millisecond. `tries` has the time, kind and namespace of each.
     """
 
     def __init__(self, objects=(), errors=(), version=7, silent=(), **settings):

@@ -66,14 +66,15 @@ def test_the_help_lists_the_variables_and_an_unknown_argument_is_refused(capsys)
     assert "unrecognized arguments: --port 9000" in capsys.readouterr().err
 
 
-def configured(**settings):
+@pytest.fixture
+def target():
+    """Returns kopf's settings, as the operator configures them."""
     target = kopf.OperatorSettings()
-    configure_kopf(target, Settings(**settings))
+    configure_kopf(target, Settings())
     return target
 
 
-def test_kopf_pages_its_lists_and_neither_scans_nor_peers_nor_posts_nor_writes():
-    target = configured()
+def test_kopf_pages_its_lists_and_neither_scans_nor_peers_nor_posts_nor_writes(target):
     assert (target.watching.chunk_size, target.queueing.idle_timeout) == (100, 0.05)
     assert (target.watching.server_timeout, target.watching.inactivity_timeout) == (600, 180)
     assert isinstance(target.watching.server_timeout, int), "the API server rejects a fraction as timeoutSeconds"
@@ -85,19 +86,9 @@ def test_kopf_pages_its_lists_and_neither_scans_nor_peers_nor_posts_nor_writes()
     assert target.persistence.diffbase_storage.build(body=None) == {}
 
 
-def test_every_request_of_kopf_is_retried_without_limit():
-    backoffs = configured().networking.error_backoffs
+def test_every_request_of_kopf_is_retried_without_limit(target):
+    backoffs = target.networking.error_backoffs
     for _ in range(2):  # one request after the other, each with the pauses from the start
         pauses = list(itertools.islice(backoffs, 1000))
         assert pauses[:6] == [1, 2, 4, 8, 16, 30]
         assert set(pauses[5:]) == {30}
-
-
-@pytest.mark.parametrize("selector", [(), ("track=canary", "!old")])
-def test_kopf_watches_children_by_label_and_resources_by_the_selector(selector):
-    selectors = configured(watch_selector=selector).watching.label_selectors
-    own = kopf.Resource(group="serving.unmask.dev", version="v1alpha1", plural="diffusionlmservices")
-    assert selectors.collect(own) == ([",".join(selector)] if selector else [])
-    for group, version, plural in (("", "v1", "pods"), ("apps", "v1", "deployments"), ("policy", "v1", "others")):
-        child = kopf.Resource(group=group, version=version, plural=plural)
-        assert selectors.collect(child) == ["serving.unmask.dev/service"]

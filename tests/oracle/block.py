@@ -100,27 +100,16 @@ class Params:
 
 @dataclass(frozen=True)
 class Shape:
-    """Settings of the server, the strategy and the model.
+    """Settings of the server, the strategy and the model."""
 
-    Attributes:
-        block: Block size.
-        buffer: Maximum number of open blocks.
-        mask_id: Id of the mask token.
-        eos_ids: Ids of the end-of-sequence tokens.
-        max_token_id: Largest token id. Larger ids are never predicted.
-        from_prompt: Whether blocks begin at the prompt's end instead of position 0.
-        shift: Number of positions by which the row with a position's logits precedes the position.
-        orders: The edit tokens of a model that inserts and deletes.
-    """
-
-    block: int
-    buffer: int
+    block: int  # size
+    buffer: int  # maximum number of open blocks
     mask_id: int
     eos_ids: frozenset[int]
-    max_token_id: int
-    from_prompt: bool = False
-    shift: int = 0
-    orders: tuple[int, int] | None = None  # DELETE and SPLIT
+    max_token_id: int  # larger ids are never predicted
+    from_prompt: bool = False  # blocks begin at the prompt's end instead of position 0
+    shift: int = 0  # number of positions by which the row with a position's logits precedes the position
+    orders: tuple[int, int] | None = None  # DELETE and SPLIT of a model that inserts and deletes
 
     def first(self, prompt_len: int) -> int:
         """Returns the start of the first block that is not completely prompt."""
@@ -219,14 +208,8 @@ def accept_masked(
 ) -> dict[int, int]:
     """Returns the tokens of the masked positions that are unmasked, by offset.
 
-    See docs/research/decoding-rules.md#algorithm-threshold.
-
-    Args:
-        block: The block.
-        choices: The candidate of each masked offset.
-        threshold: Positions with a higher confidence are unmasked.
-        force: Whether the best position is unmasked if none is above the threshold.
-        fill: Whether all positions are unmasked, because the step limit is reached.
+    See docs/research/decoding-rules.md#algorithm-threshold. With `fill` all of them are, because the step limit is
+    reached.
     """
     if fill:
         return {i: c.token for i, c in choices.items()}
@@ -253,15 +236,9 @@ def fuse_credit(block: Block, rows: np.ndarray, p: Params) -> None:
 
 
 def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: bool, step: int) -> Decision:
-    """Decides on one step of one ACTIVE block. It changes only `block.credit`.
+    """Decides on one step of one ACTIVE block, which must advance with `force`. It changes only `block.credit`.
 
-    Args:
-        block: The block as it is before this step.
-        logits: [B, vocab], also of ids that are never predicted.
-        p: Parameters of the request.
-        shape: Settings of the server, the strategy and the model.
-        force: Whether the block must advance.
-        step: nfe before this step.
+    `logits` are [B, vocab], also of ids that are never predicted. `step` is the nfe before this step.
     """
     rows = allowed(logits, p, shape)
     fill = force and block.force_steps + 1 >= p.max_steps_per_block

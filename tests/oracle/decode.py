@@ -13,66 +13,23 @@ none in the engine.
 The status of a block is ACTIVE while it is open, TO_CACHE when it is final, and IN_CACHE when it is computed
 (docs/research/decoding-rules.md#block-states). PROMPT is the state FIXED of the rules.
 
-Details of the rules that oracle and engine interpret in the same way:
+Details that the rules leave open, and that oracle and engine interpret in the same way:
 
- 1. E = P + max_tokens is the answer's end. PROMPT positions are not UNMASKED: an EOS inside the prompt has no effect.
-    An EOS at or after E is ignored everywhere, also by the opening rule. Positions of the answer that were given from
-    the start are PROMPT too; they are part of its text.
- 2. Opening: with no ACTIVE block the next block opens, and no second one in that step. Otherwise only the progress and
-    same_token_ratio of the newest (highest) ACTIVE block count. An EOS in a TO_CACHE block prevents opening too.
- 3. must_advance of a block: its predecessor is absent, a whole prompt block, TO_CACHE, IN_CACHE, or semi-complete. The
-    state before this forward and after this step's opening counts. A block opened in this step has progress 0.
- 4. max_steps_per_block counts the steps in which the block is ACTIVE and must advance, this one included. From the step
-    at which the count reaches the limit on, all masked positions are unmasked and nothing is remasked. `fixed` and
-    `edit` have this limit too.
- 5. T < 1e-6 is greedy: argmax (lowest id of a tie) and its softmax probability; top-k and top-p have no effect.
- 6. T > 0: banned logits / T are filtered by top-k and top-p. Top-k keeps the k largest (ties: lowest ids; 0 or
-    k >= vocabulary: off), and probabilities are renormalized. Top-p keeps the shortest run in descending probability
-    (ties: lowest id first) whose cumulative sum reaches top_p (top_p >= 1: off). The run includes the token that
-    reaches it. Probabilities are renormalized again. In id order, the first id whose cumulative probability is > u is
-    drawn. If rounding leaves none, it is the last id with a probability > 0. conf is the id's probability in this last
-    distribution.
- 7. u = (h >> 11) * 2**-53, h = mix(mix(mix(seed) ^ position) ^ step), all mod 2**64. mix is the splitmix64 finalizer
-    with its increment. position is absolute; step = nfe before this step (0 for the first). seed is taken mod 2**64.
- 8. Probabilities are a softmax in the logits' own precision (float64 here). "Best" is the highest conf, of a tie the
-    lowest position. All accept, edit and remask comparisons are strict (>, >, <).
- 9. `fixed`: the initial mask count is the block's number of non-fixed positions; i counts the steps in which the
-    block must advance. Only `threshold` uses remask_threshold; only `edit` uses penalty_lambda and edit_threshold.
-10. Remasking applies to the UNMASKED positions of every ACTIVE block, with or without masks, whether it must advance or
-    not. Positions that this step unmasks or that were remasked before are excepted. The probability is that of the
-    softmax of this step's banned logits at T = 1. So a block without masks can have masks again.
-11. From left to right, an ACTIVE block becomes TO_CACHE if two conditions hold. It has no masks after the step
-    (`threshold`, `fixed`) or has ended (`edit`). Its predecessor is absent, a prompt block, TO_CACHE or IN_CACHE. An
-    ended edit block does not change while its predecessor is ACTIVE.
-12. `edit`: the penalty uses the token of the previous position in the same block, as it is before this step. A prompt
-    token counts (it is not MASKED). T > 0: masked positions draw from the penalized, banned logits. UNMASKED positions
-    use the argmax of these logits and its probability at T = 1. The step that ends a block by max_post_edit_steps
-    applies no edit.
-13. same_token_ratio of an edit block: the fraction of the UNMASKED positions whose token the block's last step did not
-    write. A position that the last step unmasked counts as changed. The ratio is 0.0 before the first step and if no
-    position is UNMASKED.
-14. Stable prefix: for plain `threshold` and `fixed`, the UNMASKED run from P. For `edit`, and `threshold` with
-    remasking, its part inside blocks that are TO_CACHE or IN_CACHE. Cut at E and, unless ignored, before the first EOS.
-15. After a step, the first of these reasons applies. stop: an EOS is in the stable prefix. length: the stable prefix
-    reaches E. max_nfe: nfe = max_nfe. repetition: a token is repeated max_repetition_run times or more. The last two
-    use the UNMASKED run from P up to the first MASKED position, stable or not. It is cut at E and, unless ignored,
-    before an EOS. With repetition, the answer ends with the token at which a run first reaches max_repetition_run.
-    Prompt tokens are part of no run.
-16. A denoise event per step shows the blocks that are ACTIVE or TO_CACHE after the step's transitions: `start` of the
-    first of them, and their ids. MASKED positions have the mask id; a prompt's own mask id is shown but is not in
-    `masked`. Blocks are shown whole, also where they pass E or the EOS. The step that ends the request has an event
-    too, and nfe counts it. Newly stable ids are sent once; with a cap the last event has the rest of the answer.
-17. Banned ids: the mask id and every id > max_token_id. A banned token has probability 0. If one is in the sequence
-    nevertheless, which only a prompt can cause, it is never looked up as UNMASKED.
-18. A block all of whose positions are given is complete from the start: progress 1. If no ACTIVE block comes before it,
-    it is TO_CACHE when it opens, and the next one opens in the same step. A step that samples no block is not counted.
-19. Progress and same_token_ratio are quotients of whole numbers in float64, then compared with >=.
-20. `credit`: every step in which the block is ACTIVE credits each of its masked positions, also if the block need not
-    advance. The argmax of the banned logits is credited with its probability at T = 1, also at T > 0.
-    Candidates, drawn or not, are then taken from the logits with the credit, including that of this step.
-21. `suppress_eos`: "logits" bans the EOS ids like the mask id, in every row of the request, also in those of UNMASKED
-    positions. With "confidence", an EOS passes no threshold of `edit` either. The step at max_steps_per_block still
-    unmasks it.
+1. Positions of the answer that were given from the start are PROMPT too; they are part of its text.
+2. Opening: an EOS in a TO_CACHE block prevents opening too. A step that samples no block is not counted.
+3. must_advance: the state before this forward and after this step's opening counts. A block opened in this step has
+   progress 0. Progress and same_token_ratio are quotients of whole numbers in float64, then compared with >=.
+4. Sampling: of equal logits, top-p keeps the lowest ids. Probabilities are renormalized after each filter. If rounding
+   leaves no id whose cumulative probability is > u, the last id with a probability > 0 is drawn. conf is the id's
+   probability in the last distribution. Probabilities are a softmax in the logits' own precision (float64 here).
+5. `edit`: the penalty uses the token of the previous position as it is before this step; that of a prompt counts.
+   UNMASKED positions use the argmax of the penalized logits and its probability at T = 1. A position that the last
+   step unmasked counts as changed in same_token_ratio.
+6. A denoise event per step shows the blocks that are ACTIVE or TO_CACHE after the step's transitions: `start` of the
+   first of them, and their ids. MASKED positions have the mask id; a prompt's own mask id is shown but is not in
+   `masked`. Blocks are shown whole, also where they pass E or the EOS. The step that ends the request has an event
+   too. Newly stable ids are sent once; with a cap the last event has the rest of the answer.
+7. A banned id can be in the sequence only in a prompt. It is never looked up as UNMASKED.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -118,6 +75,25 @@ def longest_run_cut(tokens: Sequence[int], limit: int) -> int | None:
     return None
 
 
+def divided(total: int, masks: Sequence[int]) -> list[int]:
+    """Returns the steps of each block: `total` divided evenly, with the remainder in the first blocks.
+
+    A block has at most as many steps as masks. Further steps go to the other blocks.
+    """
+    steps = [0] * len(masks)
+    for _ in range(min(total, sum(masks))):
+        steps[min((n for n in range(len(masks)) if steps[n] < masks[n]), key=lambda n: (steps[n], n))] += 1
+    return steps
+
+
+def limited(stable: list[int], filled: list[int], nfe: int, p: Params) -> tuple[list[int], str | None]:
+    """Returns the answer and the reason if a limit of the request ends it, or the stable tokens and None."""
+    if p.max_nfe is not None and nfe >= p.max_nfe:
+        return filled, "max_nfe"
+    cut = None if p.max_repetition_run is None else longest_run_cut(filled, p.max_repetition_run)
+    return (stable, None) if cut is None else (filled[:cut], "repetition")
+
+
 class _Decode:
     """The multi-block loop for one request."""
 
@@ -146,24 +122,12 @@ class _Decode:
         tokens = [self.known.get(n, self.shape.mask_id) for n in range(start, start + size)]
         block = Block(start, tokens, [PROMPT if n in self.known else MASKED for n in range(start, start + size)])
         if self.p.total_steps is not None:
-            block.step_budget = self.shared()[len(self.blocks)]
+            starts = range(self.first, self.end, size)
+            masks = [sum(n not in self.known for n in range(at, at + size)) for at in starts]
+            block.step_budget = divided(self.p.total_steps, masks)[len(self.blocks)]
         self.blocks.append(block)
         if not block.masked and all(b.status != ACTIVE for b in self.blocks[:-1]):
             block.status = TO_CACHE
-
-    def shared(self) -> list[int]:
-        """Returns the steps of each block: `total_steps` divided evenly, with the remainder in the first blocks.
-
-        A block has at most as many steps as masks. Further steps go to the other blocks.
-        """
-        size = self.shape.block
-        starts = range(self.first, self.end, size)
-        masks = [sum(n not in self.known for n in range(start, start + size)) for start in starts]
-        steps = [0] * len(masks)
-        for _ in range(min(self.p.total_steps, sum(masks))):
-            n = min((n for n in range(len(masks)) if steps[n] < masks[n]), key=lambda n: (steps[n], n))
-            steps[n] += 1
-        return steps
 
     def is_eos(self, block: Block, i: int) -> bool:
         return (
@@ -262,14 +226,7 @@ class _Decode:
             return stable, "stop"
         if len(stable) == self.p.max_tokens:
             return stable, "length"
-        filled, _ = self.prefix(stable=False)
-        if self.p.max_nfe is not None and self.nfe >= self.p.max_nfe:
-            return filled, "max_nfe"
-        if self.p.max_repetition_run is not None:
-            cut = longest_run_cut(filled, self.p.max_repetition_run)
-            if cut is not None:
-                return filled[:cut], "repetition"
-        return stable, None
+        return limited(stable, self.prefix(stable=False)[0], self.nfe, self.p)
 
     def run(self, max_steps: int) -> Result:
         for _ in range(max_steps):
@@ -289,14 +246,7 @@ class _Decode:
 def decode(
     logits_of: LogitsOf, prompt: Sequence[int], params: Params, shape: Shape, pinned: Mapping[int, int] | None = None
 ) -> Result:
-    """Decodes one request to its end.
-
-    Args:
-        logits_of: The model.
-        prompt: Token ids of the prompt.
-        params: Parameters of the request.
-        shape: Settings of the server, the strategy and the model.
-        pinned: Given tokens of the answer, by offset in the answer.
+    """Decodes one request to its end. `pinned` has given tokens of the answer, by offset in the answer.
 
     Raises:
         AssertionError: The request takes more steps than its blocks may take

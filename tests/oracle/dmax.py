@@ -4,17 +4,12 @@ It is written from docs/research/decoding-rules.md#algorithm-dmax and docs/resea
 without code of the engine. Each step forwards the complete sequence again and computes the soft embeddings of open
 blocks in plain Python.
 
-Details of the rules that oracle and engine interpret in the same way, in addition to those of `tests.oracle.decode`:
+Details that the rules leave open, in addition to those of `tests.oracle.decode`:
 
- 1. The conf of a MASKED position is that of its candidate, which is drawn if T > 0. An UNMASKED position takes the
-    argmax at any temperature. Soft embeddings use the most probable tokens of this step's allowed logits, with their
-    probabilities at T = 1. The comparison with 0.9 uses the same probabilities.
- 2. max_steps_per_block, by default B, limits the number of steps in which the block must advance. The last of them
-    unmasks every position, applies its changes, and ends the block.
- 3. A block that has ended stays ACTIVE while its predecessor is ACTIVE. Until it is TO_CACHE, its UNMASKED positions
+ 1. Soft embeddings use the most probable tokens of this step's allowed logits, with their probabilities at T = 1. The
+    comparison with 0.9 uses the same probabilities.
+ 2. A block that has ended stays ACTIVE while its predecessor is ACTIVE. Until it is TO_CACHE, its UNMASKED positions
     have the soft embeddings of its last step. FIXED positions always have ordinary embeddings.
- 4. suppress_eos="confidence": a position whose candidate is an EOS ends the prefix and is not replaced. The block
-    then cannot end by the rule that all probabilities are at least 0.9.
 """
 
 from collections.abc import Mapping, Sequence
@@ -101,10 +96,6 @@ class _DMax(_Decode):
 def decode_dmax(
     model: Model, prompt: Sequence[int], params: Params, shape: Shape, pinned: Mapping[int, int] | None = None
 ) -> Result:
-    """Decodes one request to its end.
-
-    Raises:
-        AssertionError: The request takes more steps than its blocks may take.
-    """
+    """Decodes one request to its end, see `tests.oracle.decode.decode`."""
     blocks = -(-(len(prompt) + params.max_tokens - shape.first(len(prompt))) // shape.block)
     return _DMax(model, prompt, params, shape, pinned or {}).run(blocks * (params.max_steps_per_block + shape.block))

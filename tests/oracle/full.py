@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tests.oracle.block import MASKED, PROMPT, UNMASKED, Block, Params, Shape, apply, choose_alone, decide
-from tests.oracle.decode import Event, Result, longest_run_cut
+from tests.oracle.decode import Event, Result, divided, limited
 from tests.oracle.logits_processors import shaped
 from tests.oracle.seeded import Memory
 
@@ -43,26 +43,15 @@ class _Full:
     def run(self) -> Result:
         bounds = [(n, min(n + self.p.block_length, self.end)) for n in range(self.start, self.end, self.p.block_length)]
         masks = [self.state[start:stop].count(MASKED) for start, stop in bounds]
-        for (start, stop), steps in zip(bounds, self.shared(masks), strict=True):
+        total = self.p.total_steps
+        shared = [self.p.steps] * len(masks) if total is None else divided(total, masks)
+        for (start, stop), steps in zip(bounds, shared, strict=True):
             if MASKED not in self.state[start:stop] and stop < self.end:
                 continue
             reason = self.denoise(start, stop, steps)
             if reason is not None:
                 return Result(self.last_answer, self.nfe, reason, self.events, self.ids, [])
         raise AssertionError("the last block ends the answer")
-
-    def shared(self, masks: list[int]) -> list[int]:
-        """Returns the steps of each block: `steps`, or `total_steps` divided evenly.
-
-        The first blocks have the remainder of the total. A block has at most as many steps of it as masks.
-        Further steps go to the other blocks.
-        """
-        if self.p.total_steps is None:
-            return [self.p.steps] * len(masks)
-        steps = [0] * len(masks)
-        for _ in range(min(self.p.total_steps, sum(masks))):
-            steps[min((n for n in range(len(masks)) if steps[n] < masks[n]), key=lambda n: (steps[n], n))] += 1
-        return steps
 
     def denoise(self, start: int, stop: int, steps: int) -> str | None:
         """Denoises one block to its end. Returns the finish reason if the answer ends, else None."""
@@ -141,14 +130,7 @@ class _Full:
             return stable, "stop"
         if len(stable) == p.max_tokens:
             return stable, "length"
-        filled, _ = self.prefix(stop)
-        if p.max_nfe is not None and self.nfe >= p.max_nfe:
-            return filled, "max_nfe"
-        if p.max_repetition_run is not None:
-            cut = longest_run_cut(filled, p.max_repetition_run)
-            if cut is not None:
-                return filled[:cut], "repetition"
-        return stable, None
+        return limited(stable, self.prefix(stop)[0], self.nfe, p)
 
 
 def decode_full(

@@ -7,21 +7,14 @@ Where the rules are open, the golden states decide.
 
  1. The candidate of a mask may be DELETE or SPLIT too. DELETE removes the mask. SPLIT keeps it and inserts a new mask
     before it.
- 2. Original masks are those with which the block opened, until a step unmasks or deletes them. Masks from SPLIT and
-    padding are introduced. The minimum number of a step counts the masks that it began with.
- 3. The minimum number applies to blocks that must advance. In others, positions that pass the threshold are unmasked.
-    If no original mask is left, all masks are unmasked, whether the block must advance or not, and also at the limit
-    max_steps_per_block.
- 4. Prompt and given positions do not move. The content of the other positions moves across them.
- 5. The limit on all steps counts every step of the block: step B + max_post_edit_steps is the last.
- 6. The last step selects tokens as any other step does, but replaces DELETE and SPLIT by the best other token. The rule
-    for repeated states does not apply to it. If max_post_edit_steps is 0, the step that unmasks the last original mask
-    also unmasks all other masks.
- 7. Repeated states: original and introduced masks count as equal. The tokens that earlier steps wrote into a position
-    include DELETE and SPLIT, and belong to the position, not to its content. If no other token is left, the position
-    takes its candidate. The lowest confidence is that of the candidates, of equal ones that of the lowest position. A
-    candidate that suppress_eos="confidence" suppresses has the lowest confidence.
- 8. A step leaves a block unchanged if the content is the same afterwards, whatever the step wrote.
+ 2. The minimum number of a step counts the masks that it began with. All masks are unmasked at the limit
+    max_steps_per_block too.
+ 3. If max_post_edit_steps is 0, the step that unmasks the last original mask also unmasks all other masks.
+ 4. Repeated states: original and introduced masks count as equal. The tokens that earlier steps wrote into a position
+    include DELETE and SPLIT, and belong to the position, not to its content. The lowest confidence is that of the
+    candidates, of equal ones that of the lowest position. A candidate that suppress_eos="confidence" suppresses has the
+    lowest confidence.
+ 5. A step leaves a block unchanged if the content is the same afterwards, whatever the step wrote.
 """
 
 from __future__ import annotations
@@ -62,17 +55,10 @@ def decide(
     block: Block, rows: np.ndarray, found: dict[int, Choice], p: Params, orders: tuple[int, int], *, force: bool,
     fill: bool, held_back: Callable[[int], bool],
 ) -> Step:  # fmt: skip
-    """Decides on one step of one block.
+    """Decides on one step of one block, which must advance with `force`, and must lose all masks with `fill`.
 
-    Args:
-        block: The block as it is before this step.
-        rows: Logits of the candidates, [B, vocab].
-        found: The candidate of each masked offset.
-        p: Parameters of the request.
-        orders: DELETE and SPLIT.
-        force: Whether the block must advance.
-        fill: Whether all masks are unmasked, because the step limit is reached.
-        held_back: Returns whether suppress_eos="confidence" suppresses a candidate.
+    `found` has the candidate of each masked offset, and `rows` [B, vocab] their logits. `orders` are DELETE and SPLIT.
+    `held_back` returns whether suppress_eos="confidence" suppresses a candidate.
 
     Raises:
         UnclearError: The decision depends on rounding.

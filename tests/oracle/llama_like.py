@@ -81,11 +81,7 @@ def write(directory: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -
 class TransformersOracle:
     """Computes float32 logits with the model of transformers. Forward hooks add what Qwen3-MoE lacks for LLaDA-MoE.
 
-    Args:
-        directory: Temporary folder for the checkpoint that transformers loads.
-        family: Name of the model family.
-        config: config.json in the family's own format.
-        tensors: Tensors with Llama's names.
+    `config` has the family's own format, `tensors` have Llama's names. transformers loads both from `directory`.
     """
 
     def __init__(self, directory: Path, family: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:

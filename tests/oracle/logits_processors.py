@@ -24,13 +24,8 @@ def shaped(
     """Returns the processed logits [n, vocab] of the positions from `first` on.
 
     Args:
-        rows: Logits [n, vocab].
-        first: Position of the first row.
-        prompt: Token ids of the prompt.
         answer: Token of each position of the answer below its end; None if MASKED.
         filled: Whether the position is UNMASKED, and so not given.
-        p: Parameters of the request.
-        shape: Settings of the server, the strategy and the model.
     """
     out = np.array(rows, dtype=np.float64)
     ends = shape.eos_ids | set(p.stop_token_ids)

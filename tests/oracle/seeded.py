@@ -7,18 +7,14 @@ forwards everything again in each step.
 A REFINE step also reads positions that it does not forward. For them, an explicit memory has what each position was
 last forwarded with. A FULL step begins with an empty memory.
 
-Details of the rules that oracle and engine interpret in the same way, in addition to those of `tests.oracle.decode`:
+A seed is the first token of a block, which is sampled from the row before it. Details that the rules leave open, in
+addition to those of `tests.oracle.decode`:
 
- 1. A seed is the first token of a block. It is sampled for every block whose first position is MASKED, also directly
-    after an aligned prompt. It is no step of the algorithm, which decides on the rest of the block only. It is never
-    masked again.
- 2. The algorithm treats a sub-block as its block. `steps`, `max_steps_per_block` and the parts of `total_steps` apply
-    to sub-blocks.
- 3. A position whose row is not forwarded is not decided on. So REFINE does not mask the first position of a sub-block
+ 1. A position whose row is not forwarded is not decided on. So REFINE does not mask the first position of a sub-block
     again.
- 4. A sub-block without masks does not change any more, and the next one is decoded. With remasking, only finished
+ 2. A sub-block without masks does not change any more, and the next one is decoded. With remasking, only finished
     sub-blocks and seeds are stable text.
- 5. Each seed has a denoise event, as a step has, but does not count in `nfe`.
+ 3. Each seed has a denoise event, as a step has.
 """
 
 import copy
@@ -29,7 +25,7 @@ from typing import Protocol
 import numpy as np
 
 from tests.oracle.block import MASKED, PROMPT, UNMASKED, Block, Params, Shape, apply, choose_alone, decide
-from tests.oracle.decode import Event, Result, longest_run_cut
+from tests.oracle.decode import Event, Result, divided, limited
 from tests.oracle.logits_processors import shaped
 from tests.oracle.masks import block_end, prefix_causal_ends
 
@@ -89,7 +85,6 @@ class _Decode:
         """Returns the steps of each sub-block, by its start, if the request has `total_steps`.
 
         Sub-blocks without a mask before the end are left out. The position of a seed is no mask.
-        A sub-block has at most as many steps as masks.
         """
         if self.p.total_steps is None:
             return {}
@@ -98,11 +93,7 @@ class _Decode:
             if self.state[a] != PROMPT and (a - self.first) % self.shape.block:
                 masks.setdefault(self.first + (a - self.first) // self.part * self.part, []).append(a)
         masks = {at: own for at, own in masks.items() if own[0] < self.end}
-        steps = dict.fromkeys(masks, 0)
-        for _ in range(min(self.p.total_steps, sum(map(len, masks.values())))):
-            at = min((at for at in masks if steps[at] < len(masks[at])), key=lambda at: (steps[at], at))
-            steps[at] += 1
-        return steps
+        return dict(zip(masks, divided(self.p.total_steps, [len(own) for own in masks.values()]), strict=True))
 
     def step(self, part: Block, *, first_step: bool) -> None:
         """Makes a FULL or REFINE step of a sub-block of the open block."""
@@ -160,14 +151,7 @@ class _Decode:
             return stable, "stop"
         if len(stable) == self.p.max_tokens:
             return stable, "length"
-        filled, _ = self.prefix(self.opened)
-        if self.p.max_nfe is not None and self.nfe >= self.p.max_nfe:
-            return filled, "max_nfe"
-        if self.p.max_repetition_run is not None:
-            cut = longest_run_cut(filled, self.p.max_repetition_run)
-            if cut is not None:
-                return filled[:cut], "repetition"
-        return stable, None
+        return limited(stable, self.prefix(self.opened)[0], self.nfe, self.p)
 
     def step_event(self) -> Result | None:
         tokens, reason = self.answer()
@@ -204,13 +188,8 @@ def decode_seeded(
     fresh: Callable[[], Memory], prompt: Sequence[int], params: Params, shape: Shape,
     pinned: Mapping[int, int] | None = None,
 ) -> Result:  # fmt: skip
-    """Decodes one request to its end.
+    """Decodes one request to its end, see `tests.oracle.decode.decode`. `fresh` returns an empty memory.
 
-    Args:
-        fresh: Returns an empty memory.
-        prompt: Token ids of the prompt.
-        params: Parameters of the request. `sub_block_size` applies to fast_dllm_v2 only.
-        shape: Settings of the server, the strategy and the model. `shift` is 1 for fast_dllm_v2, else 0.
-        pinned: Given tokens of the answer, by offset in the answer.
+    `shape.shift` is 1 for fast_dllm_v2, else 0. `params.sub_block_size` applies to fast_dllm_v2 only.
     """
     return _Decode(fresh, prompt, params, shape, pinned or {}).run()

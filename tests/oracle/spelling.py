@@ -8,25 +8,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Kind:
-    """A family whose model transformers computes too, under other names.
+    """A family whose model transformers computes too, under other names."""
 
-    Attributes:
-        model_type: The fields of config.json by which the family is recognized.
-        transformers_model: The model of transformers that computes the same: "Llama" for LlamaForCausalLM.
-        qk_norm: Whether queries and keys are normed.
-        config_fields: Fields that only the family has, or has with another value. None: the family has no such field.
-        tensor_names: Pairs of a part of Llama's tensor names and the family's, in the order of replacement.
-        needs_model_name: Whether only --model-name selects the family.
-        golden: Whether tests/golden has a folder with its name.
-    """
-
-    model_type: dict[str, Any]
-    transformers_model: str
+    model_type: dict[str, Any]  # the fields of config.json by which the family is recognized
+    transformers_model: str  # the model of transformers that computes the same: "Llama" for LlamaForCausalLM
     qk_norm: bool = False
+    # Fields that only the family has, or has with another value. None: the family has no such field.
     config_fields: dict[str, Any] = field(default_factory=dict)
-    tensor_names: tuple[tuple[str, str], ...] = ()
-    needs_model_name: bool = False
-    golden: bool = True
+    tensor_names: tuple[tuple[str, str], ...] = ()  # parts of Llama's and the family's, in the order of replacement
+    needs_model_name: bool = False  # only --model-name selects the family
+    golden: bool = True  # tests/golden has a folder with its name
 
 
 def _model_type(model_type: str, architecture: str) -> dict[str, Any]:

@@ -114,10 +114,8 @@ def read(text: str, cuts: list[int], key: str = "hermes", cut: bool = False, **m
 def corpus(key: str) -> list[str]:
     """Returns valid and malformed texts of models with this format."""
     call, mark = WRITERS[key], tool_format(key)
-    assert mark is not None
     opens, closes = mark.opens, mark.closes
     thinking = reasoning_format(THINKING[key])
-    assert thinking is not None
     one = call("weather", city="São Paulo", days=3)
     two = call("add", a=-1.5, b=[1, {"x": [True, None]}, "y"])
     return [
@@ -164,7 +162,6 @@ def test_random_texts_in_random_cuts_give_the_same_parts(key: str, seed: int) ->
 @pytest.mark.parametrize("key", tool_formats())
 def test_marks_repeated_after_a_call_are_no_text(key: str, constrained: bool) -> None:
     mark = tool_format(key)
-    assert mark is not None
     call = WRITERS[key]("weather")
     two = WRITERS[key]("add", a=1)
     ends = [mark.closes, *mark.strays]
@@ -189,7 +186,6 @@ def test_marks_repeated_after_a_call_are_no_text(key: str, constrained: bool) ->
 @pytest.mark.parametrize("key", tool_formats())
 def test_marks_that_follow_no_call_stay_text(key: str) -> None:
     mark = tool_format(key)
-    assert mark is not None
     call = WRITERS[key]("weather")
     for end in (mark.closes, *mark.strays):
         assert read(end, [], key)["content"] == end
@@ -462,9 +458,6 @@ def test_after_many_malformed_calls_the_rest_is_text(size: int) -> None:
     call = hermes("add", a=1)
     for wrong, calls in ((MAX_FAILED_CALLS - 1, 1), (MAX_FAILED_CALLS, 0)):
         text = "<tool_call>no" * wrong + call
-        parts = ChatOutputParser(tools=ToolCallOptions(TOOL_FORMATS["hermes"], OFFERED))
-        for at in range(0, len(text), size):
-            parts.push(text[at : at + size])
-        parts.finish(cut=False)
-        assert len(parts.calls) == calls
-        assert parts.content == (text.removesuffix(call) if calls else text)
+        made = read(text, list(range(size, len(text), size)))
+        assert len(made["calls"]) == calls
+        assert made["content"] == (text.removesuffix(call) if calls else text)

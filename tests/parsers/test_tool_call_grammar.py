@@ -28,8 +28,6 @@ TOOLS = (("tools[0]", Tool("weather", parameters=CITY)), ("tools[1]", Tool("cloc
 ROME = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 NOW = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 HERMES, THINK = tool_format("hermes"), reasoning_format("think")
-assert HERMES is not None
-assert THINK is not None
 
 Verdict = Callable[[str, str], tuple[bool, bool]]
 
@@ -75,7 +73,6 @@ def made(
     verdict: Verdict, mode: CallMode | None, *, form: Any = None, thought: ReasoningFormat | None = None,
     single: bool = False,
 ) -> str:  # fmt: skip
-    assert HERMES is not None
     held = None if mode is None else ToolCallConstraint(HERMES, TOOLS, mode, single)
     asked = "" if form is None else grammar_of({"json": form}, "response_format")
     return grammar(held, asked, thought, verdict.control, "tools")  # type: ignore[attr-defined]
@@ -191,7 +188,6 @@ CLOSED: dict[str, tuple[Any, list[int]]] = {
 def test_arguments_that_a_schema_does_not_name_are_excluded(
     verdict: Verdict, parameters: dict[str, Any], accepted: list[int]
 ) -> None:
-    assert HERMES is not None
     tool = Tool("f", parameters={"$defs": {"city": CITY}, **parameters})
     control = verdict.control  # type: ignore[attr-defined]
     text = grammar(ToolCallConstraint(HERMES, [("tools[0]", tool)], "only", True), "", None, control, "tools")
@@ -219,10 +215,8 @@ KEPT = {  # text, and how much of it may stay; None: everything
 @pytest.mark.parametrize(("text", "kept"), KEPT.values(), ids=KEPT)
 def test_only_the_text_up_to_a_name_is_constrained(verdict: Verdict, text: str, kept: str | None) -> None:
     """In one step, which unmasks everything."""
-    assert HERMES is not None
     control, grammars, encode = verdict.control, verdict.grammars, verdict.encode  # type: ignore[attr-defined]
     names = tool_names(HERMES, ["weather", "clock"], None, control, in_reasoning=False)
-    assert names is not None
     tokens = encode(text)
     size = len(tokens)
     results = BlockResults(
@@ -238,7 +232,6 @@ def test_only_the_text_up_to_a_name_is_constrained(verdict: Verdict, text: str, 
 
 
 def test_a_schema_that_is_too_long_is_refused() -> None:
-    assert HERMES is not None
     texts = {"enum": ["y" * 1000 + str(i) for i in range(80)]}
     large = Tool("f", parameters={"type": "object", "properties": {"x": texts}})
     alone = [("tools[0].function.parameters", large)]

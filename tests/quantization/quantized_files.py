@@ -110,11 +110,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Made], str]] =
 def write_both(
     layout: str, source: Path, directory: Path, is_unquantized: Callable[[str], bool] = lambda name: False
 ) -> tuple[Path, Path]:
-    """Writes the checkpoint of `source` in a layout, and an unquantized one with the same weights.
-
-    Args:
-        is_unquantized: further tensors that stay unquantized.
-    """
+    """Writes the checkpoint of `source` in a layout, and an unquantized one with the same weights."""
     stated, make, _ = LAYOUTS[layout]
     config = json.loads((source / "config.json").read_text())
     quantized: Tensors = {}

@@ -42,7 +42,6 @@ def test_a_long_constraint_is_refused_before_it_is_processed(
 
 def test_long_schemas_of_tools_are_refused_before_they_are_processed(monkeypatch: pytest.MonkeyPatch) -> None:
     hermes = tool_format("hermes")
-    assert hermes is not None
     half = {"type": "object", "properties": {"x": {"enum": ["y" * (MAX_CHARS // 2)]}}}
     tools = [(f"tools[{i}]", Tool(f"f{i}", parameters=half)) for i in range(256)]
     monkeypatch.setattr(structured, "json", Untouched())

@@ -1,6 +1,7 @@
 """A tiny random LLaDA2 checkpoint with a byte-level tokenizer, written without torch."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -105,4 +106,24 @@ def write_checkpoint(directory: Path, seed: int = 1, tagged: bool = False) -> Pa
     )
     make_tokenizer(tagged).save(str(directory / "tokenizer.json"))
     save_file(make_weights(seed), directory / "model.safetensors")
+    return directory
+
+
+def without_tokenizer_json(checkpoint: Path, directory: Path) -> Path:
+    """Copies a checkpoint to `directory`, with the files of a Qwen2 tokenizer instead of tokenizer.json."""
+    shutil.copytree(checkpoint, directory)
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    (directory / "tokenizer.json").unlink()
+    added = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    special = [token["content"] for token in tokenizer["added_tokens"] if token["special"]]
+    vocabulary = {text: id for text, id in tokenizer["model"]["vocab"].items() if text not in added}
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    named = dict.fromkeys(("unk_token", "pad_token"), "<|endoftext|>") | {"tokenizer_class": "Qwen2Tokenizer"}
+    files = {
+        "vocab": vocabulary, "added_tokens": added, "tokenizer_config": config | named,
+        "special_tokens_map": {"additional_special_tokens": special},
+    }  # fmt: skip
+    for name, content in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+    (directory / "merges.txt").write_text("#version: 0.2\n")
     return directory

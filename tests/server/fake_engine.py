@@ -9,10 +9,12 @@ Salts:
 * ``crash``: the engine raises.
 * ``exit``: the process exits.
 
-Loading waits at 50% for the file at the path in `LOAD_VARIABLE`.
+Loading waits at 50% for the file at the path in `LOAD_VARIABLE`. A step blocks while the file at the path in
+`BLOCK_VARIABLE` exists. The module runs the real frontend over backends with this engine.
 """
 
 import os
+import sys
 import time
 from typing import Any
 
@@ -20,9 +22,10 @@ from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, fraction_field
 from runtime.server.engine_client.ipc_protocol import Configure
+from tests.server.limits import run
 
 LETTERS = [64, 65, 66]  # a, b, c in the test tokenizer
-LOAD_VARIABLE = "TEST_SERVER_LOAD"
+LOAD_VARIABLE, BLOCK_VARIABLE = "TEST_SERVER_LOAD", "TEST_SERVER_BLOCK"
 
 
 def held(salt: str) -> bool:
@@ -74,6 +77,8 @@ class FakeEngine:
 
     def execute_step(self) -> None:
         time.sleep(0.002)
+        while os.path.exists(os.environ.get(BLOCK_VARIABLE, "")):
+            time.sleep(0.01)
         outputs = self.brought
         for spec, done, due in list(self.live.values()):
             if spec.cache_salt == "crash":
@@ -106,3 +111,7 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         live = len(self.live)
         return EngineStats(pages_total=4096, pages_used=live, generated_tokens=self.total)
+
+
+if __name__ == "__main__":
+    sys.exit(run("tests.server.fake_engine", FakeEngine, prepare=lambda: None))

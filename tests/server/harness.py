@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,8 +30,8 @@ RAISED = ("tests.server.limits", "server")  # `runtime.server` with limits that 
 REAL = "runtime.server"
 # Further flags of every server, to run all tests with, for example, "--frontend-processes 3".
 MORE_ARGS = tuple(os.environ.get("TEST_SERVER_ARGS", "").split())
-FAKE = "tests.server.fake_server"
-SCRIPTED = "tests.server.scripted_server"
+FAKE = "tests.server.fake_engine"
+SCRIPTED = "tests.server.scripted_engine"
 KEY = "a-key-of-these-tests"  # of the fixture `keyed`
 
 
@@ -40,6 +41,7 @@ class ServerProcess:
     def __init__(
         self, *args: str, module: str | None = None, env: dict[str, str] | None = None, files: int | None = None,
         limits: dict[str, float] | None = None, program: tuple[str, ...] = (), cwd: Path = ROOT,
+        host: str | None = "127.0.0.1",
     ) -> None:  # fmt: skip
         """Starts the process.
 
@@ -50,10 +52,11 @@ class ServerProcess:
             limits: Limits by their dotted names, in place of those of `tests/server/limits.py`.
             program: The arguments of Python, in place of those that run `module`.
             cwd: The process's current directory.
+            host: The value of --host. None: the flag is left out.
         """
         self.log_file = tempfile.TemporaryFile()  # noqa: SIM115 (closed in stop)
         program = program or ("-m", *(RAISED if module is None else (module,)))
-        command = [sys.executable, *program, "--host", "127.0.0.1", "--port", "0", *MORE_ARGS, *args]
+        command = [sys.executable, *program, *(("--host", host) if host else ()), "--port", "0", *MORE_ARGS, *args]
         if files is not None:
             command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
         clean = {k: v for k, v in os.environ.items() if not k.startswith("UNMASK_")}
@@ -71,7 +74,7 @@ class ServerProcess:
     @property
     def url(self) -> str:
         if not self.port:
-            found = wait_until(lambda: re.search(r"listening on http://127.0.0.1:(\d+)", self.log) or self._dead())
+            found = wait_until(lambda: re.search(r"listening on http://[^/ ]+:(\d+)", self.log) or self._dead())
             assert found is not True, self.log
             self.port = int(found[1])
         return f"http://127.0.0.1:{self.port}"
@@ -89,6 +92,13 @@ class ServerProcess:
             base_url=self.url, timeout=TIMEOUT, headers=self.headers, limits=limits, trust_env=False, verify=False,
             **options,
         )  # fmt: skip
+
+    def connect(self, data: bytes = b"") -> socket.socket:
+        """Opens a connection and sends data."""
+        assert self.url
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT)
+        connection.sendall(data)
+        return connection
 
     def until(self, condition: Callable[[], T], message: str = "") -> T:
         """Waits until a condition that sends requests is true. A request without an answer counts as false."""

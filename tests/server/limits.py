@@ -99,6 +99,16 @@ def serve(backend_command: tuple[str, ...]) -> int:
         return 1
 
 
+def run(module: str, load_engine: Any, **options: Any) -> int:
+    """Runs a backend with this engine if the arguments are those of a backend, and otherwise a server over `module`."""
+    if "--command-addr" not in sys.argv:
+        return serve((sys.executable, "-m", module))
+    from runtime.server.engine_process import backend
+
+    raise_limits("backend")
+    return backend.main(load_engine, **options)
+
+
 def _raise_when_imported(server: Any) -> None:
     """Raises the limits of HTTP when the server makes its frontend.
 

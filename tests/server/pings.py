@@ -26,12 +26,8 @@ def _ping(connection: socket.socket, over: threading.Event) -> None:
 @contextlib.contextmanager
 def pinging(server: ServerProcess) -> Iterator[None]:
     """Requests `/health` repeatedly, and fails unless each is answered, also after the last heavy request."""
-    assert server.url
     over = threading.Event()
-    with (
-        socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT) as connection,
-        concurrent.futures.ThreadPoolExecutor(1) as pool,
-    ):
+    with server.connect() as connection, concurrent.futures.ThreadPoolExecutor(1) as pool:
         pings = pool.submit(_ping, connection, over)
         try:
             yield

@@ -1,11 +1,12 @@
 """An engine without a model that answers with the JSON string after the last ``SAY:`` in the prompt.
 
 Tokens become stable in runs of random lengths, drawn from the request's seed. Special tokens in the text get their
-special ids.
+special ids. The module runs the real frontend over backends with this engine.
 """
 
 import json
 import random
+import sys
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from runtime.request.engine_messages import EngineOutput, RequestSpec
 from runtime.server.engine_client.ipc_protocol import Configure
 from tests.server.checkpoint import EOS, make_tokenizer
 from tests.server.fake_engine import FakeEngine
+from tests.server.limits import run
 
 
 class ScriptedEngine(FakeEngine):
@@ -59,3 +61,7 @@ class ScriptedEngine(FakeEngine):
                     eos=eos,
                 )
             )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(run("tests.server.scripted_engine", ScriptedEngine, prepare=lambda: None))

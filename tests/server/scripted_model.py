@@ -17,7 +17,7 @@ from runtime.request.engine_messages import RequestSpec
 from runtime.server.engine_client.ipc_protocol import Configure
 from runtime.server.engine_process import backend
 from tests.server.checkpoint import EOS
-from tests.server.limits import raise_limits, serve
+from tests.server.limits import run
 
 HEIGHT = 20.0  # logit of the script's token; the others have 0
 
@@ -49,7 +49,4 @@ def load_engine(configure: Configure, progress: Any, lost: Any) -> Any:
 
 
 if __name__ == "__main__":
-    if "--command-addr" in sys.argv:
-        raise_limits("backend")
-        sys.exit(backend.main(load_engine))
-    sys.exit(serve((sys.executable, "-m", "tests.server.scripted_model")))
+    sys.exit(run("tests.server.scripted_model", load_engine))

@@ -124,7 +124,6 @@ async def test_connections_are_accepted_where_the_system_reports_no_queue(
 async def test_an_error_of_accept_is_logged_once_with_its_cause(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int, advice: str
 ) -> None:
-    """Checks also that it is tried again."""
     accepted: list[asyncio.Protocol] = []
     accepting = Acceptor(listener, collecting(accepted), 8)
     accept_one, failures = accepting._accept, [number] * 3

@@ -398,7 +398,6 @@ def test_a_list_of_adapters_that_is_not_one(tmp_path: Path, text: str, reason: s
 
 
 def test_a_change_applies_in_every_frontend_process_once_it_is_answered(checkpoint: Path, adapter_dirs: Path) -> None:
-    """Checks this for requests to load and to unload that reach either process."""
     flags = ["--frontend-processes", "2", "--lora-routes", "--served-model-name", "base"]
     with serving("--model", str(checkpoint), *flags) as server, clients(server) as each:
         texts = set()

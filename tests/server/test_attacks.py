@@ -13,54 +13,36 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.server.harness import FAKE, ServerProcess, serving
+from tests.server.harness import FAKE, KEY, ServerProcess, serving
 from tests.wait import TIMEOUT, wait_until
 
 MB = 2**20
 GROWTH = 100 * MB  # limit of the growth of the process
 LEFT = 20 * MB  # limit of the growth that is left afterwards
-KEY = "a-long-enough-key-of-the-tests"
 
 
-@pytest.fixture(scope="module")
-def guarded(checkpoint: Path) -> Iterator[ServerProcess]:
-    """Yields a server with a key that the attackers do not have."""
-    with serving(
-        "--model", str(checkpoint), "--served-model-name", "tiny", module=FAKE, env={"UNMASK_API_KEY": KEY}
-    ) as s:
-        yield s
-
-
-class Memory:
+@contextlib.contextmanager
+def little_memory(server: ServerProcess) -> Iterator[None]:
     """Checks that a server's frontend grows by less than `GROWTH` in a block, and less than `LEFT` afterwards."""
+    process, over = psutil.Process(server.process.pid), threading.Event()
+    before, grown = process.memory_info().rss, [0]
 
-    def __init__(self, server: ServerProcess) -> None:
-        self.process = psutil.Process(server.process.pid)
-        self.before = self.peak = self.now()
-        self.over = threading.Event()
-        self.watcher = threading.Thread(target=self._watch, daemon=True)
+    def growth() -> int:
+        return int(process.memory_info().rss - before)
 
-    def now(self) -> int:
-        return int(self.process.memory_info().rss)
+    def watch() -> None:
+        while not over.wait(0.02):
+            grown[0] = max(grown[0], growth())
 
-    def _watch(self) -> None:
-        while not self.over.wait(0.02):
-            self.peak = max(self.peak, self.now())
-
-    def __enter__(self) -> Memory:
-        self.watcher.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.over.set()
-        self.watcher.join()
-        assert self.peak - self.before < GROWTH, f"the frontend grew by {(self.peak - self.before) / MB:.0f} MB"
-        wait_until(lambda: self.now() - self.before < LEFT, "memory that is given back")
-
-
-def connect(server: ServerProcess) -> socket.socket:
-    assert server.url
-    return socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+    assert grown[0] < GROWTH, f"the frontend grew by {grown[0] / MB:.0f} MB"
+    wait_until(lambda: growth() < LEFT, "memory that is given back")
 
 
 def pour(connection: socket.socket, pieces: Iterable[bytes]) -> None:
@@ -103,25 +85,25 @@ def answers(data: bytes) -> list[tuple[int, dict[bytes, bytes], bytes]]:
 def healthy(server: ServerProcess, tries: int = 20) -> None:
     """Checks that each probe, on a new connection, is answered. `make siege` measures how soon."""
     for _ in range(tries):
-        with connect(server) as probe:
+        with server.connect() as probe:
             probe.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert read_all(probe).startswith(b"HTTP/1.1 200 ")
 
 
-def test_pipelined_requests_take_no_memory(guarded: ServerProcess) -> None:
-    with Memory(guarded), connect(guarded) as connection:
+def test_pipelined_requests_take_no_memory(keyed: ServerProcess) -> None:
+    with little_memory(keyed), keyed.connect() as connection:
         reader = threading.Thread(target=read_all, args=(connection.dup(),), daemon=True)
         reader.start()
         pour(connection, [b"GET / HTTP/1.1\r\n\r\n" * 60_000])  # 240 MB if the server held each request
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def test_pipelined_requests_with_unread_answers_take_no_memory(guarded: ServerProcess) -> None:
-    with Memory(guarded), contextlib.ExitStack() as stack:
+def test_pipelined_requests_with_unread_answers_take_no_memory(keyed: ServerProcess) -> None:
+    with little_memory(keyed), contextlib.ExitStack() as stack:
         for _ in range(4):
-            connection = stack.enter_context(connect(guarded))
+            connection = stack.enter_context(keyed.connect())
             fill(connection, b"GET /metrics HTTP/1.1\r\n\r\n" * 40_000)
-        healthy(guarded)
+        healthy(keyed)
 
 
 HEAD = 2**17  # bytes of a head that does not end, twice the limit
@@ -138,7 +120,7 @@ LONG = {
 
 @pytest.mark.parametrize("kind", LONG)
 def test_a_long_head_is_refused_before_its_end(server: ServerProcess, kind: str) -> None:
-    with connect(server) as connection:
+    with server.connect() as connection:
         pour(connection, [LONG[kind]])
         (status, headers, body), *more = answers(read_all(connection))
     assert not more
@@ -148,7 +130,7 @@ def test_a_long_head_is_refused_before_its_end(server: ServerProcess, kind: str)
 
 def test_64_kib_of_headers_are_served(server: ServerProcess) -> None:
     lines = b"".join(b"h%d: %s\r\n" % (i, b"x" * 640) for i in range(98))
-    with connect(server) as connection:
+    with server.connect() as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nConnection: close\r\n" + lines + b"\r\n")
         assert answers(read_all(connection))[0][0] == 200
 
@@ -161,7 +143,7 @@ def test_an_upgrade_request_is_ignored_and_its_body_read(server: ServerProcess, 
         b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\n"
         b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\nContent-Length: %d\r\n\r\n" % (to, len(body))
     )
-    with connect(server) as connection:
+    with server.connect() as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(head if separate else head + body)
         if separate:
@@ -179,7 +161,7 @@ def test_the_body_of_a_refused_upgrade_is_not_parsed(server: ServerProcess) -> N
     head = (
         b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Length: %d\r\n\r\n"
     )
-    with connect(server) as connection:
+    with server.connect() as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(head % len(body))
         assert connection.recv(1, socket.MSG_PEEK)  # the head has been answered
@@ -191,7 +173,7 @@ def test_the_body_of_a_refused_upgrade_is_not_parsed(server: ServerProcess) -> N
 
 
 def test_connect_is_refused(server: ServerProcess) -> None:
-    with connect(server) as connection:
+    with server.connect() as connection:
         connection.sendall(b"CONNECT example.org:443 HTTP/1.1\r\nHost: localhost\r\n\r\nhello")
         ((status, headers, body),) = answers(read_all(connection))
     assert (status, headers[b"connection"]) == (405, b"close")
@@ -199,24 +181,24 @@ def test_connect_is_refused(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/completions", 401), ("/health", 405)])
-def test_a_refusal_arrives_although_the_body_is_not_read(guarded: ServerProcess, path: str, status: int) -> None:
+def test_a_refusal_arrives_although_the_body_is_not_read(keyed: ServerProcess, path: str, status: int) -> None:
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {24 * MB}\r\n\r\n".encode()
-    with Memory(guarded), connect(guarded) as connection:
+    with little_memory(keyed), keyed.connect() as connection:
         connection.sendall(head)
         pour(connection, [b"x" * MB] * 24)
         ((found, headers, _),) = answers(read_all(connection))
     assert (found, headers[b"connection"]) == (status, b"close")
 
 
-def test_100_continue_is_not_sent_before_a_refusal(guarded: ServerProcess) -> None:
+def test_100_continue_is_not_sent_before_a_refusal(keyed: ServerProcess) -> None:
     expects = "Host: localhost\r\nExpect: 100-continue\r\nContent-Length:"
     for key, size, status in (("", 10, b"401"), (f"Authorization: Bearer {KEY}\r\n", 3 * MB, b"413")):
-        with connect(guarded) as connection:
+        with keyed.connect() as connection:
             connection.sendall(f"POST /tokenize HTTP/1.1\r\n{key}{expects} {size}\r\n\r\n".encode())
             answer = read_all(connection)
         assert answer.startswith(b"HTTP/1.1 " + status)
         assert b"\r\nconnection: close\r\n" in answer
-    with connect(guarded) as connection:
+    with keyed.connect() as connection:
         body = b'{"prompt": "x"}'
         head = f"POST /tokenize HTTP/1.1\r\nAuthorization: Bearer {KEY}\r\n{expects} {len(body)}\r\n\r\n"
         connection.sendall(head.encode())
@@ -244,7 +226,7 @@ def few_files(checkpoint: Path) -> Iterator[ServerProcess]:
 def test_slow_clients_do_not_take_all_descriptors(few_files: ServerProcess, kind: str) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(300):
-            connection = stack.enter_context(connect(few_files))
+            connection = stack.enter_context(few_files.connect())
             with contextlib.suppress(ConnectionError):
                 connection.sendall(SLOW[kind])
         healthy(few_files)
@@ -252,9 +234,9 @@ def test_slow_clients_do_not_take_all_descriptors(few_files: ServerProcess, kind
         assert open_files < 240
 
 
-def test_invalid_requests_do_not_fill_the_log(guarded: ServerProcess) -> None:
+def test_invalid_requests_do_not_fill_the_log(keyed: ServerProcess) -> None:
     def lines() -> int:
-        return len(guarded.log.splitlines())
+        return len(keyed.log.splitlines())
 
     before = lines()
     for data in (
@@ -263,14 +245,14 @@ def test_invalid_requests_do_not_fill_the_log(guarded: ServerProcess) -> None:
         b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 300 + b"\r\n",
     ):
         for _ in range(300):
-            with connect(guarded) as connection:
+            with keyed.connect() as connection:
                 connection.sendall(data)
                 connection.recv(1000)
     assert lines() - before < 150
 
 
-def test_many_pipelining_clients_do_not_block_probes(guarded: ServerProcess) -> None:
+def test_many_pipelining_clients_do_not_block_probes(keyed: ServerProcess) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(200):
-            stack.enter_context(connect(guarded)).sendall(b"GET /nowhere HTTP/1.1\r\n\r\n" * 200)
-        healthy(guarded)
+            stack.enter_context(keyed.connect()).sendall(b"GET /nowhere HTTP/1.1\r\n\r\n" * 200)
+        healthy(keyed)

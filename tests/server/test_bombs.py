@@ -5,7 +5,6 @@ The tests check that other requests are answered meanwhile. `make siege` measure
 """
 
 import json
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +21,6 @@ from tests.server.checkpoint import TEMPLATE
 from tests.server.harness import FAKE, ServerProcess, serving
 from tests.server.pings import Peak, pinging
 from tests.tokenizer.panicking import PANICS
-from tests.wait import TIMEOUT
 
 GROWN = 150.0  # MB: 100, and the error of a sampled peak
 CHAT = "/v1/chat/completions"
@@ -149,10 +147,8 @@ def test_a_client_that_disconnects_during_rendering_counts_as_aborted(target: Se
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     before = target.metrics().get(ABORTED, 0)
     for _ in range(4):
-        with socket.create_connection(("127.0.0.1", target.port), timeout=TIMEOUT) as connection:
-            connection.sendall(head + body)
-            with target.client() as client:  # an answer on a later connection: the loop has read the request
-                assert client.get("/health").status_code == 200
+        with target.connect(head + body), target.client() as client:
+            assert client.get("/health").status_code == 200  # on a later connection: the loop has read the request
     answer = post(target, "/tokenize", {"messages": USER, "chat_template_kwargs": {"write": 1}})
     assert answer.status_code == 200
     target.until_metric(ABORTED, before + 4)

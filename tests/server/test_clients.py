@@ -6,7 +6,6 @@ import socket
 import pytest
 
 from tests.server.harness import ServerProcess
-from tests.wait import TIMEOUT
 
 LONG_ANSWER: dict[str, object] = {"ignore_eos": True, "decoding": {"accept_threshold": 1.0}}
 LONG: dict[str, object] = {"prompt": "long", "max_tokens": 480, **LONG_ANSWER}
@@ -15,9 +14,7 @@ LONG: dict[str, object] = {"prompt": "long", "max_tokens": 480, **LONG_ANSWER}
 def connect(server: ServerProcess, route: str, body: dict[str, object]) -> socket.socket:
     data = json.dumps(body).encode()
     head = f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
-    connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=TIMEOUT)
-    connection.sendall(head.encode() + data)
-    return connection
+    return server.connect(head.encode() + data)
 
 
 LONG_CHAT = {"messages": [{"role": "user", "content": "long"}], "max_tokens": 400, **LONG_ANSWER}
@@ -47,15 +44,12 @@ def test_a_disconnect_frees_the_pages_of_the_request(server: ServerProcess, rout
 
 
 def test_a_client_that_disconnects_before_its_body_is_complete_affects_no_other(server: ServerProcess) -> None:
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT)
-    connection.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
-    connection.close()
+    server.connect(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{").close()
     with server.client() as client:
         assert client.post("/generate", json={"prompt": "x", "max_tokens": 2}).status_code == 200
 
 
 def test_a_slow_reader_gets_everything_and_holds_no_page(server: ServerProcess) -> None:
-    """Checks that a client that reads nothing until the engine has finished receives its complete stream."""
     body = {**LONG, "stream": True, "decoding": {"accept_threshold": 0.5}}
     before = server.metrics()["unmask_generated_tokens_total"]
     slow = [connect(server, "/generate", body) for _ in range(3)]

@@ -4,16 +4,14 @@ One child process converts the tokenizer, and no other process imports transform
 checkpoint with tokenizer.json.
 """
 
-import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.server.checkpoint import SPECIAL, make_tokenizer
+from tests.server.checkpoint import without_tokenizer_json
 from tests.server.harness import serving
 
 # Appends a row to the file in IMPORTS_OF when a process imports one of the packages.
@@ -27,25 +25,6 @@ class Recorder:
 sys.meta_path.insert(0, Recorder())
 """
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 16, "temperature": 0}
-
-
-@pytest.fixture
-def bpe_checkpoint(checkpoint: Path, tmp_path: Path) -> Path:
-    """Returns the tiny checkpoint with vocab.json, merges.txt and added_tokens.json instead of tokenizer.json."""
-    directory = tmp_path / "tiny"
-    shutil.copytree(checkpoint, directory)
-    (directory / "tokenizer.json").unlink()
-    library = make_tokenizer()
-    numbers = library.get_vocab(with_added_tokens=True)
-    added = {text: numbers.pop(text) for text in SPECIAL}
-    (directory / "vocab.json").write_text(json.dumps(numbers))
-    (directory / "merges.txt").write_text("#version: 0.2\n")
-    (directory / "added_tokens.json").write_text(json.dumps(added))
-    (directory / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": list(SPECIAL)}))
-    config = json.loads((directory / "tokenizer_config.json").read_text())
-    named = {"tokenizer_class": "Qwen2Tokenizer", "unk_token": SPECIAL[1], "pad_token": SPECIAL[1]}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config | named))
-    return directory
 
 
 @pytest.fixture
@@ -63,7 +42,7 @@ def temporary() -> Iterator[Path]:
     ],
 )
 def test_only_the_converting_process_imports_transformers(
-    server, bpe_checkpoint: Path, tmp_path: Path, temporary: Path, flags: tuple[str, ...], writable: bool
+    server, checkpoint: Path, tmp_path: Path, temporary: Path, flags: tuple[str, ...], writable: bool
 ) -> None:
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(SITECUSTOMIZE)
@@ -74,7 +53,8 @@ def test_only_the_converting_process_imports_transformers(
     env |= {"XDG_CACHE_HOME": str(home), "TMPDIR": str(temporary)}
     with server.client() as client:
         expected = client.post("/v1/chat/completions", json=CHAT).json()["choices"]
-    with serving("--model", str(bpe_checkpoint), "--served-model-name", "tiny", *flags, env=env) as converted:
+    model = without_tokenizer_json(checkpoint, tmp_path / "tiny")
+    with serving("--model", str(model), "--served-model-name", "tiny", *flags, env=env) as converted:
         with converted.client() as client:
             assert client.post("/v1/chat/completions", json=CHAT).json()["choices"] == expected
             answer = client.post("/v1/chat/completions", json=CHAT | {"structured_outputs": {"regex": "[ab]{4}"}})

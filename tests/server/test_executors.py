@@ -165,7 +165,6 @@ async def test_a_task_continues_after_a_disconnect_that_its_work_replaced_by_ano
             async with until_disconnect(client.receive):  # type: ignore[arg-type]
                 await wait()
     task = asyncio.current_task()
-    assert task is not None
     assert not task.cancelling()
 
 
@@ -312,13 +311,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 async def order_of(
     line: AdmissionQueue, clock: SimpleNamespace, waiting: list[tuple[str, int, float]], served: float
 ) -> list[str]:
-    """Returns the tenants in the order of service.
+    """Returns the tenants in the order of service, after tenant a was served for `served` seconds.
 
-    Args:
-        line: The queue.
-        clock: The clock of the queue.
-        waiting: Tenant, size and seconds of service of each waiter.
-        served: Seconds of service of the request of tenant a that they wait for.
+    `waiting` has the tenant, size and seconds of service of each waiter.
     """
     await line.acquire(1, "a")
     found: list[str] = []

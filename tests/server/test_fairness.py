@@ -204,7 +204,6 @@ def test_the_time_limit_ends_every_choice(checkpoint: Path) -> None:
 
 
 def test_a_small_request_is_answered_before_eight_with_many_choices(server: ServerProcess) -> None:
-    """Checks with the real engine that small requests are answered before earlier ones with many choices."""
     gone = threading.Event()
 
     def crowd() -> bool:

@@ -46,14 +46,15 @@ CONFIG = ServerConfig(frontend_processes=2)
 class Parent:
     """A manager whose backends never finish loading, and the messages that it sends."""
 
-    def __init__(self, directory: Path, listener: socket.socket, failures: list[str]) -> None:
+    def __init__(self, directory: Path, listener: socket.socket) -> None:
         metrics = FrontendMetrics(directory / "metrics")
         replica = SimpleNamespace(index=0, state="starting", loading=Loading("start", 0, 0), exit_reason="")
         supervisor = SimpleNamespace(
             replicas=[replica], ready=[], send=lambda index, message: None, socket_directory=directory
         )
+        self.failures: list[str] = []
         self.client = LocalEngineClient(CONFIG, RequestMetrics(), Metrics("m", metrics), cast(Any, supervisor))
-        self.manager = FrontendProcessManager(self.client, listener, metrics, failures.append)
+        self.manager = FrontendProcessManager(self.client, listener, metrics, self.failures.append)
         self.sent: list[tuple[int, Any]] = []
         self.manager._send = lambda frontend, message: self.sent.append((frontend.index, message))  # type: ignore[method-assign]
 
@@ -62,13 +63,15 @@ class Parent:
 
 
 @contextlib.asynccontextmanager
-async def parent(failures: list[str] | None = None) -> AsyncIterator[Parent]:
+async def parent() -> AsyncIterator[Parent]:
     with tempfile.TemporaryDirectory() as directory, socket.create_server(("127.0.0.1", 0)) as listener:
-        made = Parent(Path(directory), listener, failures if failures is not None else [])
+        made = Parent(Path(directory), listener)
         try:
             yield made
         finally:
             made.manager.endpoint.close()
+            for task in made.manager.tasks:
+                task.cancel()
 
 
 def running(index: int = 0) -> Frontend:
@@ -123,7 +126,6 @@ async def test_a_failure_of_the_parent_is_answered() -> None:
         ((index, response),) = made.sent
         assert isinstance(response, RpcResponse)
         assert (index, response.number) == (0, 7)
-        assert response.error is not None
         assert response.error["status"] == 500
         assert "load_adapter failed" in response.error["message"]
 
@@ -222,14 +224,13 @@ async def test_earlier_requests_are_sent_before_a_state_is_acknowledged() -> Non
 
 @on_loop
 async def test_a_failed_start_ends_the_server_only_until_all_could_serve() -> None:
-    failures: list[str] = []
-    async with parent(failures) as made:
+    async with parent() as made:
         made.receive(0, Fatal("the template is invalid"))
-        assert failures == ["the template is invalid"]
+        assert made.failures == ["the template is invalid"]
         for index in range(2):
             made.receive(index, Loaded())
         made.receive(0, Fatal("now it is too"))
-        assert len(failures) == 1
+        assert len(made.failures) == 1
         assert made.manager.frontends[0].fatal == "now it is too"
 
 
@@ -237,24 +238,18 @@ async def test_a_failed_start_ends_the_server_only_until_all_could_serve() -> No
 @on_loop
 async def test_processes_that_do_not_listen_yet_end_at_once(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(managers, "COMMAND", HANGS)
-    failures: list[str] = []
-    async with asyncio.timeout(TIMEOUT), parent(failures) as made:
+    async with asyncio.timeout(TIMEOUT), parent() as made:
         await made.manager.start()
         await wait_until_async(lambda: len(pids(made.manager.frontends)) == 2)
         await getattr(made.manager, ending)()
         assert not pids(made.manager.frontends)
-        assert not failures
-        for task in made.manager.tasks:
-            task.cancel()
+        assert not made.failures
 
 
 @on_loop
 async def test_a_process_that_cannot_be_started_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(managers, "COMMAND", ("/nowhere/program",))
-    failures: list[str] = []
-    async with asyncio.timeout(TIMEOUT), parent(failures) as made:
+    async with asyncio.timeout(TIMEOUT), parent() as made:
         await made.manager.start()
-        await wait_until_async(lambda: len(failures) == 2)
-        assert all("the frontend process could not be started" in failure for failure in failures)
-        for task in made.manager.tasks:
-            task.cancel()
+        await wait_until_async(lambda: len(made.failures) == 2)
+        assert all("the frontend process could not be started" in failure for failure in made.failures)

@@ -168,8 +168,7 @@ def test_aborted_connections_leave_nothing(several: ServerProcess) -> None:
     head = b"POST /generate HTTP/1.1\r\n" + fields.encode()
     sent = [b"", head[:30], head + STREAM[:9], head + STREAM, head + STREAM]
     for number in range(400):
-        with socket.create_connection(("127.0.0.1", several.port)) as client:
-            client.sendall(sent[number % 5])
+        with several.connect(sent[number % 5]) as client:
             if number % 5 == 4:
                 client.recv(12)
             if number % 2:
@@ -200,7 +199,6 @@ def test_changed_keys_apply_in_every_process_and_all_end_with_their_parent(check
 
 @pytest.mark.parametrize("to_all", [pytest.param(False, marks=pytest.mark.matrix), True])
 def test_a_drain_finishes_streams_of_all(checkpoint: Path, tmp_path: Path, to_all: bool) -> None:
-    """Checks this also if every process receives the signal."""
     done = tmp_path / "done"
     args = ("--model", str(checkpoint), "--frontend-processes", "2", "--drain-timeout", "600")
     with (

@@ -89,7 +89,6 @@ def test_a_rotated_key_of_a_mounted_secret_is_read(tmp_path: Path) -> None:
 
 
 def test_a_partially_written_file_is_not_used(file: Path, keys: ApiKeys) -> None:
-    """Checks after each byte that no prefix of a key is accepted and that the old key is still valid."""
     text = f"{NEW}{NEWER}\n"
     with file.open("w") as opened:
         for number in range(len(text)):

@@ -1,17 +1,11 @@
 """Tests of the listening socket: its default, its address families, the logged URL, and the addresses of clients."""
 
 import asyncio
-import contextlib
 import errno
 import json
 import os
-import re
-import signal
 import socket
 import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +21,9 @@ from runtime.server.http_protocol.listener import describe, is_reachable, listen
 from runtime.server.http_server import HttpServer
 from runtime.server.metrics import RequestMetrics
 from tests.networks import NAMESPACES, TARGETS, needs_ipv6, needs_namespaces, python_in_namespace
-from tests.server.harness import FAKE, ROOT
+from tests.server.harness import FAKE, ROOT, serving
 from tests.server.test_acceptor import app
 from tests.wait import TIMEOUT, wait_until, wait_until_async
-from tests.written import written
 
 WILDCARDS = ["::", "[::]", "", "0:0:0:0:0:0:0:0"]
 
@@ -199,51 +192,34 @@ def test_a_connection_has_the_clients_own_address(address: str) -> None:
     assert seen == own
 
 
-@contextlib.contextmanager
-def server(checkpoint: Path, *flags: str, **variables: str) -> Iterator[tuple[Callable[[], str], int]]:
-    """Starts a server without --host, and yields a function that returns its log so far, and its port."""
-    command = [sys.executable, "-m", FAKE, "--model", str(checkpoint), "--port", "0", *flags]
-    with tempfile.TemporaryFile() as log:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("UNMASK_")}
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment | variables)
-        try:
-            wait_until(lambda: "listening on" in written(log) or process.poll() is not None)
-            found = re.search(r"listening on http://(?:localhost|127\.0\.0\.1|\[::1\]):(\d+)", written(log))
-            assert found, written(log)
-            yield lambda: written(log), int(found[1])
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(TIMEOUT)
-
-
 @needs_ipv6
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_server_with_the_default_of_the_image_serves_both_families(checkpoint: Path, processes: str) -> None:
-    with server(checkpoint, "--frontend-processes", processes, UNMASK_DEFAULT_HOST="::") as (log, port):
+    flags, env = ("--frontend-processes", processes), {"UNMASK_DEFAULT_HOST": "::"}
+    with serving("--model", str(checkpoint), *flags, module=FAKE, host=None, env=env) as server:
         for address in ("127.0.0.1", "[::1]"):
-            with httpx.Client(base_url=f"http://{address}:{port}", timeout=TIMEOUT, trust_env=False) as client:
+            with httpx.Client(base_url=f"http://{address}:{server.port}", timeout=TIMEOUT, trust_env=False) as client:
                 wait_until(lambda: client.get("/ready").status_code == 200)
                 assert client.post("/generate", json={"prompt": "x", "max_tokens": 3}).json()["text"] == "abc"
-        assert "all IPv4 and IPv6 addresses" in log()
-        assert "open to the network" in log()
-        assert "--host 127.0.0.1" in log(), "localhost may be only ::1, which the docs do not use"
+        assert "all IPv4 and IPv6 addresses" in server.log
+        assert "open to the network" in server.log
+        assert "--host 127.0.0.1" in server.log, "localhost may be only ::1, which the docs do not use"
 
 
 def test_a_server_without_host_serves_this_machine_only(checkpoint: Path) -> None:
-    with server(checkpoint) as (log, port):
-        url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: httpx.get(f"{url}/ready", timeout=TIMEOUT, trust_env=False).status_code == 200)
-        assert f"listening on {url} (this machine only; --host :: accepts other machines)" in log()
-        assert f"web page: {url}, base URL of the API: {url}/v1" in log()
-        assert "open to the network" not in log()
+    with serving("--model", str(checkpoint), module=FAKE, host=None) as server:
+        url = server.url
+        assert f"listening on {url} (this machine only; --host :: accepts other machines)" in server.log
+        assert f"web page: {url}, base URL of the API: {url}/v1" in server.log
+        assert "open to the network" not in server.log
 
 
 @needs_ipv6
 def test_a_server_that_needs_a_key_does_not_warn(checkpoint: Path) -> None:
-    with server(checkpoint, "--host", "::", "--api-key", "k" * 32) as (log, port):
-        url = f"http://[::1]:{port}/ready"
-        wait_until(lambda: httpx.get(url, timeout=TIMEOUT, trust_env=False).status_code == 200)
-        assert "open to the network" not in log()
+    with serving("--model", str(checkpoint), "--api-key", "k" * 32, module=FAKE, host="::") as server:
+        url = f"http://[::1]:{server.port}/ready"
+        assert httpx.get(url, timeout=TIMEOUT, trust_env=False).status_code == 200
+        assert "open to the network" not in server.log
 
 
 SCRIPT = """

@@ -29,7 +29,6 @@ def test_chat_logprobs_are_equal_complete_and_streamed(ai: openai.OpenAI) -> Non
     asked: Any = {"model": "tiny", "messages": USER, "max_tokens": 20, "logprobs": True, "top_logprobs": 3,
                   "extra_body": {"ignore_eos": True}}  # fmt: skip
     complete = ai.chat.completions.create(**asked).choices[0]
-    assert complete.logprobs is not None
     logprobs = complete.logprobs.content or []
     assert len(logprobs) == 20
     assert data(logprobs).decode("utf-8", "replace") == complete.message.content
@@ -67,7 +66,6 @@ def test_completion_logprobs_have_offsets_and_the_eos_token(ai: openai.OpenAI, c
     asked: Any = {"model": "tiny", "prompt": "x", "max_tokens": 30, "logprobs": 2, "extra_body": {"ignore_eos": True}}
     choice = ai.completions.create(**asked).choices[0]
     logprobs = choice.logprobs
-    assert logprobs is not None
     assert logprobs.tokens is not None and logprobs.text_offset is not None and logprobs.token_logprobs is not None  # noqa: PT018
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs or []) == 30
     for word, offset, value, top in zip(
@@ -113,7 +111,6 @@ def test_logprobs_of_an_echoed_prompt_are_those_of_the_engine(client: httpx.Clie
         assert "".join(word for word in logprobs["tokens"] if not word.startswith("bytes:")) == text.replace("é", "")
     assert answer["choices"][0]["logprobs"]["text_offset"] == [0, 1, 1, 2, 3, 4, 5, 6, 7, 8]
     with LLM(str(checkpoint), device="cpu") as llm:
-        assert llm.tokenizer is not None
         ids = llm.tokenizer.encode(prompt)
         (mine,) = llm.score([(ids[:1], ids[1:])], top=2)
         (quick,) = llm.score([(ids[:1], ids[1:])], stride=3)
@@ -128,7 +125,6 @@ def test_logprobs_of_an_echoed_prompt_are_those_of_the_engine(client: httpx.Clie
     both = client.post("/v1/completions", json={**asked, "prompt": prompt, "max_tokens": 1, "ignore_eos": True}).json()
     logprobs = both["choices"][0]["logprobs"]
     assert len(logprobs["tokens"]) == len(ids) + 1  # lm-eval splits the list by this length
-    assert out.logprobs is not None
     assert logprobs["token_logprobs"][-1] == pytest.approx(out.logprobs[0].logprob, abs=1e-3)
     assert both["choices"][0]["text"].startswith(prompt)
 
@@ -194,7 +190,6 @@ def test_generate_reports_each_id_complete_and_streamed(
         return
     with LLM(str(checkpoint), device="cpu") as llm:
         (mine,) = llm.generate(["x"], SamplingParams(max_tokens=20, temperature=0, logprobs=2, ignore_eos=True))
-    assert mine.logprobs is not None
     assert [one["logprob"] for one in logprobs] == pytest.approx([one.logprob for one in mine.logprobs], abs=1e-3)
     for one, other in zip(logprobs, mine.logprobs, strict=True):
         assert [top["id"] for top in one["top_logprobs"]] == [id for id, _ in other.top]

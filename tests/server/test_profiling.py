@@ -13,12 +13,11 @@ from runtime.errors import ConfigError
 from runtime.server.engine_client.ipc_protocol import CallResult
 from runtime.server.engine_process import background_work
 from runtime.server.engine_process.background_work import STEP, ProfileWorker
-from tests.server.harness import FAKE, ServerProcess, serving
+from tests.server.harness import FAKE, KEY, ServerProcess, serving
 from tests.wait import wait_until
 
 pytestmark = pytest.mark.processes
 
-KEY = "a-key-of-these-tests"
 GENERATE = {"prompt": "profile", "max_tokens": 16, "ignore_eos": True}
 
 

@@ -22,6 +22,7 @@ from runtime.server.preprocessing import request_specs
 from runtime.structured_output.gbnf import CheckResult
 from runtime.structured_output.sandbox import SandboxLimits
 from tests.request.test_sampling_params import INFO
+from tests.server.dialects import tool
 from tests.server.harness import ServerProcess, serving
 from tests.server.limits import MASK_LIMITS, TRIAL_LIMITS
 from tests.server.test_executors import Client, settle
@@ -231,14 +232,8 @@ def test_strict_tools_with_a_grammar_beyond_the_limits_are_not_constrained(stric
 @pytest.mark.matrix
 def test_a_grammar_that_compiles_for_minutes_is_refused_and_delays_others_little(strict: ServerProcess) -> None:
     slow = {"const": "compile for 20 s"}
-    tool = {
-        "type": "function",
-        "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": slow}}},
-    }
-    asked: Any = [
-        ({"guided_json": slow}, "guided_json"),
-        ({"tools": [tool], "tool_choice": "required"}, "tool_choice"),
-    ]
+    tools = [tool("/v1/chat/completions", "f", {"type": "object", "properties": {"a": slow}})]
+    asked: Any = [({"guided_json": slow}, "guided_json"), ({"tools": tools, "tool_choice": "required"}, "tool_choice")]
     with strict.client() as client, ThreadPoolExecutor(1) as pool:
         for more, param in asked:
             before = used(strict)

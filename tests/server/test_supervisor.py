@@ -28,10 +28,11 @@ from runtime.server.engine_client.client import OutputQueue, fail_queues
 from runtime.server.engine_client.ipc_sockets import Endpoint
 from runtime.server.engine_client.supervisor import MAX_DELAY_SECONDS, RESET_SECONDS, ProcessSlot, Supervisor
 from tests.on_loop import on_loop
-from tests.server.harness import KEY, ROOT, ServerProcess
+from tests.server.fake_engine import BLOCK_VARIABLE
+from tests.server.harness import FAKE, KEY, ROOT, ServerProcess
 from tests.wait import wait_until_async
 
-BACKEND = (sys.executable, "-m", "tests.server.fake_backend")
+BACKEND = (sys.executable, "-m", FAKE)
 
 
 class Log:
@@ -221,9 +222,9 @@ async def test_a_backend_whose_engine_is_busy_for_long_stays_ready(
     """As during compilation or graph capture, the engine's thread sends nothing, and another sends heartbeats."""
     blocked = tmp_path / "blocked"
     blocked.touch()
-    monkeypatch.setenv("TEST_BLOCKED", str(blocked))
+    monkeypatch.setenv(BLOCK_VARIABLE, str(blocked))
     log = Log()
-    async with supervised(folder, log, (sys.executable, "-m", "tests.server.blocked_backend")) as supervisor:
+    async with supervised(folder, log) as supervisor:
         await wait_until_async(lambda: supervisor.ready == [0])
         answer = asyncio.create_task(answered(supervisor, log))
         replica = supervisor.replicas[0]

@@ -35,17 +35,11 @@ def gemma4(name: str, city: str) -> str:
 
 
 class Form(NamedTuple):
-    """A tokenizer and a format of calls.
-
-    Attributes:
-        parser: The format.
-        written: Returns a call in it.
-        tags: Whether the tokenizer has tokens for tags: "special", "not special", or "" for none.
-    """
+    """A tokenizer and a format of calls."""
 
     parser: str
-    written: Callable[..., str]
-    tags: str
+    written: Callable[..., str]  # returns a call in this format
+    tags: str  # the tokenizer's tokens for tags are "special" or "not special", or it has none ("")
 
 
 FORMS = {

@@ -65,13 +65,10 @@ def attributes(of: Any) -> dict[str, Any]:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    collector = Collector()
-    threading.Thread(target=collector.serve_forever, daemon=True).start()
-    try:
+    with Collector() as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
         yield collector
-    finally:
         collector.shutdown()
-        collector.server_close()
 
 
 def environment(collector: Collector, **more: str) -> dict[str, str]:

@@ -9,13 +9,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import re
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -27,10 +24,11 @@ from typing import Any
 import psutil
 
 import tests.siege.attacks  # noqa: F401 (registers the attacks)
+from tests.server.checkpoint import without_tokenizer_json
 from tests.siege import clients, observers, verdict
 from tests.siege.attacker import attacker
 from tests.siege.meter import MB, Meter
-from tests.siege.processes import Child
+from tests.siege.processes import Child, children
 from tests.siege.registry import ATTACKS
 from tests.siege.server import MODULE, ROOT, Besieged, SiegeError
 
@@ -60,28 +58,17 @@ time.time, time.time_ns = _shifted(time.time, 1), _shifted(time.time_ns, 10**9)
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of the machine.
-
-    Attributes:
-        name: name on the command line.
-        summary: what happens.
-        inject: causes the fault in a loaded server, and returns after the server has recovered. None: the fault exists
-            from the start of the server, see `full`.
-        args: flags of the server, with and without the fault.
-        full: directories that have no free space; `cache` is the user's cache directory.
-        loses_requests: whether requests may end with an error while the server recovers.
-        converted: whether the checkpoint has no tokenizer.json, so that the server writes one to its cache.
-        piped: whether the server writes its log to a pipe, with and without the fault.
-    """
+    """A fault of the machine. The server has the same flags and kind of log with and without it."""
 
     name: str
     summary: str
+    # Causes the fault in a loaded server, and returns after the server has recovered. None: it exists from the start.
     inject: Callable[[Server, Outcome], None] | None = None
     args: tuple[str, ...] = ()
-    full: tuple[str, ...] = ()
-    loses_requests: bool = False
-    converted: bool = False
-    piped: bool = False
+    full: tuple[str, ...] = ()  # directories that have no free space; `cache` is the user's cache directory
+    loses_requests: bool = False  # requests may end with an error while the server recovers
+    converted: bool = False  # the checkpoint has no tokenizer.json, so that the server writes one to its cache
+    piped: bool = False  # the server writes its log to a pipe
 
 
 @dataclass
@@ -111,7 +98,7 @@ class Server(Besieged):
         self.clock.write_text(f"{0.0:<40}")
         (directory / "hook").mkdir()
         (directory / "hook" / "sitecustomize.py").write_text(SHIFTED_CLOCK)
-        model = _checkpoint_without_tokenizer_json(directory / "model") if fault.converted else DEMO
+        model = without_tokenizer_json(DEMO, directory / "model") if fault.converted else DEMO
         self.keys_file = directory / "keys"
         super().__init__(directory, MODULE, ("--device", "cpu", "--model", str(model), *fault.args))
 
@@ -183,68 +170,48 @@ def _rss(process: psutil.Process) -> int:
     return 0
 
 
-def _checkpoint_without_tokenizer_json(directory: Path) -> Path:
-    """Copies the demo checkpoint and replaces tokenizer.json by the files of a Qwen2 tokenizer."""
-    shutil.copytree(DEMO, directory)
-    tokenizer = json.loads((directory / "tokenizer.json").read_text())
-    (directory / "tokenizer.json").unlink()
-    added = {each["content"]: each["id"] for each in tokenizer["added_tokens"]}
-    vocabulary = {text: number for text, number in tokenizer["model"]["vocab"].items() if text not in added}
-    (directory / "vocab.json").write_text(json.dumps(vocabulary))
-    (directory / "merges.txt").write_text("#version: 0.2\n")
-    (directory / "added_tokens.json").write_text(json.dumps(added))
-    config = json.loads((directory / "tokenizer_config.json").read_text())
-    named = {"tokenizer_class": "Qwen2Tokenizer", "unk_token": "<|endoftext|>"}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config | named))
-    return directory
-
-
 def kill_rank(server: Server, outcome: Outcome) -> None:
     rank = server.rank()
     rank.send_signal(signal.SIGKILL)
     outcome.recovery_seconds = server.wait_ready(rank)
 
 
-class MemoryLimit:
-    """Kills the largest process of a server that exceeds a memory limit, as the kernel does."""
+@contextlib.contextmanager
+def memory_limit(server: Server, limit_mb: float) -> Iterator[list[psutil.Process]]:
+    """Kills the largest process of a server that exceeds a memory limit, as the kernel does. Yields what it killed."""
+    killed: list[psutil.Process] = []
+    closed = threading.Event()
 
-    def __init__(self, server: Server, limit_mb: float) -> None:
-        self._server, self._limit_mb = server, limit_mb
-        self.killed: psutil.Process | None = None
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+    def watch() -> None:
+        while not killed and not closed.wait(0.05):
+            if server.memory_mb() > limit_mb:
+                killed.append(server.largest())
+                killed[0].send_signal(signal.SIGKILL)
 
-    def __enter__(self) -> MemoryLimit:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._closed.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._closed.wait(0.05):
-            if self._server.memory_mb() > self._limit_mb:
-                self.killed = self._server.largest()
-                self.killed.send_signal(signal.SIGKILL)
-                return
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        closed.set()
+        thread.join()
 
 
 def limit_memory(server: Server, outcome: Outcome) -> None:
     """Sets a limit that attacks must not reach, then one that the server itself exceeds."""
-    with MemoryLimit(server, server.memory_mb() + ALLOWANCE_MB) as limit:
+    with memory_limit(server, server.memory_mb() + ALLOWANCE_MB) as killed:
         for name in ("choices", "long-prompts"):
             attack = ATTACKS[name]
             child = Child(attacker, attack.run.__module__, name, server.port, server.attackers_key, 5.0, 1.0, nice=19)
             child.ready()
             child.finish(90)
-    if limit.killed is not None:
+    if killed:
         outcome.notes.append(f"attacks used {ALLOWANCE_MB:.0f} MB of memory")
-        server.wait_ready(limit.killed)
-    with MemoryLimit(server, server.memory_mb() - 1) as limit:
-        while limit.killed is None:
+        server.wait_ready(killed[0])
+    with memory_limit(server, server.memory_mb() - 1) as killed:
+        while not killed:
             time.sleep(0.01)
-        outcome.recovery_seconds = server.wait_ready(limit.killed)
+        outcome.recovery_seconds = server.wait_ready(killed[0])
 
 
 def jump_clock(server: Server, outcome: Outcome) -> None:
@@ -316,24 +283,14 @@ async def _status(port: int, key: str) -> int:
         return answer.status
 
 
+TWO_RANKS = ("--tensor-parallel-size", "2")
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault(
-            "killed-rank",
-            "SIGKILL of a tensor parallel rank",
-            inject=kill_rank,
-            args=("--tensor-parallel-size", "2"),
-            loses_requests=True,
-        ),
-        Fault(
-            "memory-limit",
-            "SIGKILL of the largest process at a memory limit",
-            inject=limit_memory,
-            loses_requests=True,
-        ),
+        Fault("killed-rank", "SIGKILL of a tensor parallel rank", kill_rank, TWO_RANKS, loses_requests=True),
+        Fault("memory-limit", "SIGKILL of the largest process at a limit", inject=limit_memory, loses_requests=True),
         Fault("full-cache", "no space in the cache directory", full=("cache",), converted=True),
-        Fault("full-shm", "no space in /dev/shm", full=("/dev/shm",), args=("--tensor-parallel-size", "2")),
+        Fault("full-shm", "no space in /dev/shm", args=TWO_RANKS, full=("/dev/shm",)),
         Fault("killed-check", "SIGKILL of the process that checks grammars, while it has one", inject=kill_check),
         Fault("unread-log", "nobody reads the log, a pipe, for a while", inject=pause_reader, piped=True),
         Fault("clock-jumps", "the wall clock jumps by days and years, forwards and back", inject=jump_clock),
@@ -384,42 +341,26 @@ def answers_of(server: Server) -> list[str]:
 # -- measurement
 
 
-@contextlib.contextmanager
-def _started(fault: Fault, with_fault: bool) -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(prefix="unmask-siege-") as directory:
-        server = Server(Path(directory), fault, with_fault)
-        try:
-            server.until_ready()
-            yield server
-        finally:
-            server.stop()
-
-
 def measure(fault: Fault, with_fault: bool, seconds: float = SECONDS) -> Outcome:
     outcome = Outcome()
-    with _started(fault, with_fault) as server:
+    with Server.started(fault, with_fault) as server:
         outcome.answers = answers_of(server)
-        children = [Child(observers.stand_in), Child(load, server.port, server.key)]
-        try:
-            children.append(Child(observers.prober, server.port, children[0].ready()))
-            children[1].ready(), children[2].ready()
+        with children() as start:
+            stand_in, loading = start(observers.stand_in), start(load, server.port, server.key)
+            prober = start(observers.prober, server.port, stand_in.ready())
+            loading.ready(), prober.ready()
             meter = Meter(server, verdict.GROWTH_MB * 100)
             before = meter.rss_mb()
             with meter:
-                start = time.monotonic()
+                begun = time.monotonic()
                 time.sleep(FIRST_SECONDS)
                 if with_fault and fault.inject is not None:
                     fault.inject(server, outcome)
-                time.sleep(max(seconds - (time.monotonic() - start), FIRST_SECONDS))
-                done, _ = children[1].finish(ANSWER_SECONDS + 30)
-                outcome.health, _ = children[2].finish()
+                time.sleep(max(seconds - (time.monotonic() - begun), FIRST_SECONDS))
+                done, _ = loading.finish(ANSWER_SECONDS + 30)
+                outcome.health, _ = prober.finish()
                 outcome.growth_mb = meter.peak_mb - before
                 outcome.lines_per_second = meter.max_lines
-        finally:
-            for child in children:
-                child.event.set()
-            for child in children:
-                child.kill()
         outcome.requests = Counter(how for how, _, _ in done)
         outcome.broken = sorted({detail for how, detail, _ in done if how == "broken"})[:5]
         outcome.notes += sorted({f"error: {detail}" for how, detail, _ in done if how == "error"})[:3] * (

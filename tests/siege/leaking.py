@@ -32,4 +32,4 @@ def leaking(keys: ApiKeys, *args: Any) -> Any:
 
 if __name__ == "__main__":
     ApiKeys.check = leaking  # type: ignore[method-assign, assignment]
-    sys.exit(run(parse(sys.argv[1:], os.environ), (sys.executable, "-m", "tests.server.fake_backend")))
+    sys.exit(run(parse(sys.argv[1:], os.environ), (sys.executable, "-m", "tests.server.fake_engine")))

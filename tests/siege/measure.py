@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.siege import clients, observers, verdict
 from tests.siege.attacker import EXIT_SECONDS, attacker
 from tests.siege.meter import Meter
-from tests.siege.processes import Child
+from tests.siege.processes import Child, children
 from tests.siege.registry import CONTROLS, Attack
-from tests.siege.server import MODULE, Besieged, SiegeError, besieged
+from tests.siege.server import MODULE, Besieged, SiegeError
 
 NICE = 19  # of attackers: about forty of them yield the CPU to the server, as if they ran on other machines
 IDLE_REQUESTS = 8
@@ -33,23 +31,10 @@ class Options:
     think: float = 5.0  # seconds between the requests of a good client
 
 
-@contextlib.contextmanager
-def _children() -> Iterator[list[Child]]:
-    """Yields a list of child processes, which are ended at the exit."""
-    children: list[Child] = []
-    try:
-        yield children
-    finally:
-        for child in children:
-            child.event.set()
-        for child in children:
-            child.kill()
-
-
 def one(attack: Attack, options: Options) -> dict[str, Any]:
     """Measures one attack on a separate server that also has an innocent client."""
     args = (*attack.server_args, *options.server_args)
-    with besieged(options.module, args, attack.descriptors, attack.one_key) as server:
+    with Besieged.started(options.module, args, attack.descriptors, attack.one_key) as server:
         seconds, kind = options.seconds or attack.seconds, clients.Kind(attack.schemas, attack.model)
         control_median = None
         if attack.name in CONTROLS:
@@ -64,7 +49,7 @@ def one(attack: Attack, options: Options) -> dict[str, Any]:
 def all_at_once(attacks: list[Attack], minutes: float, options: Options) -> dict[str, Any]:
     """Measures all attacks on one server that also has good clients. Attacks with a key have different keys."""
     holders = tuple(attack.name for attack in attacks if attack.keyed)
-    with besieged(options.module, options.server_args, holders=holders) as server:
+    with Besieged.started(options.module, options.server_args, holders=holders) as server:
         measured = siege(server, attacks, minutes * 60, options, good=options.good)
     measured |= {"attack": "all at once", "rate": f"{len(attacks)} attacks at 1/{options.pause_factor:g} of their pace"}
     return measured | {"missed": verdict.together(measured)}
@@ -78,11 +63,7 @@ def siege(
     good: int = 0,
     kind: clients.Kind = clients.PLAIN,
 ) -> dict[str, Any]:
-    with _children() as children:
-
-        def start(function: Any, *args: Any, nice: int = 0) -> Child:
-            children.append(Child(function, *args, nice=nice))
-            return children[-1]
+    with children() as start:
 
         def to_its_end(child: Child) -> Any:
             result, _ = child.finish(MARGIN)

@@ -14,9 +14,8 @@ from tests.siege.server import Besieged
 
 MB = 1_000_000
 EVERY = 0.1  # seconds
-SERVED = re.compile(
-    rb"(GET|POST) \S+ 200 "
-)  # the access line of an answered request, whose client has a key: no attack
+# The access line of an answered request, whose client has a key: no attack.
+SERVED = re.compile(rb"(GET|POST) \S+ 200 ")
 
 
 class Meter:

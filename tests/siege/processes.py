@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -60,6 +61,24 @@ class Child:
             self.process.kill()
             self.process.join()
         self.results.close()
+
+
+@contextlib.contextmanager
+def children() -> Iterator[Callable[..., Child]]:
+    """Yields a function that starts a child, with the arguments of `Child`. All children are ended at the exit."""
+    started: list[Child] = []
+
+    def start(function: Callable[..., Any], *args: Any, nice: int = 0) -> Child:
+        started.append(Child(function, *args, nice=nice))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for child in started:
+            child.event.set()
+        for child in started:
+            child.kill()
 
 
 def _run(results: Connection, event: Any, nice: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Self
 
 import psutil
 
@@ -40,8 +40,8 @@ class Besieged:
     def __init__(
         self,
         directory: Path,
-        module: str,
-        args: tuple[str, ...],
+        module: str = MODULE,
+        args: tuple[str, ...] = (),
         descriptors: int | None = None,
         one_key: bool = False,
         holders: tuple[str, ...] = (),
@@ -62,6 +62,18 @@ class Besieged:
             )  # fmt: skip
         self.family: dict[int, psutil.Process] = {}
         self.port = 0
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, *args: Any, **options: Any) -> Iterator[Self]:
+        """Yields a server that is ready. The arguments are those of the class after the directory."""
+        with tempfile.TemporaryDirectory(prefix="unmask-siege-") as directory:
+            server = cls(Path(directory), *args, **options)
+            try:
+                server.until_ready()
+                yield server
+            finally:
+                server.stop()
 
     def _wrapped(self, command: list[str], directory: Path) -> list[str]:
         """Returns the command to start. Subclasses prepare its environment, such as mounts."""
@@ -93,7 +105,7 @@ class Besieged:
         try:
             with opener.open(f"http://127.0.0.1:{self.port}/ready", timeout=5) as answer:
                 return bool(answer.status == 200)
-        except (OSError, urllib.error.URLError):
+        except OSError:
             return False
 
     def _family(self) -> list[psutil.Process]:
@@ -125,20 +137,3 @@ class Besieged:
                 if process.is_running():  # the same process, not another one with its pid
                     process.kill()
         self.process.wait()
-
-
-@contextlib.contextmanager
-def besieged(
-    module: str = MODULE,
-    args: tuple[str, ...] = (),
-    descriptors: int | None = None,
-    one_key: bool = False,
-    holders: tuple[str, ...] = (),
-) -> Iterator[Besieged]:
-    with tempfile.TemporaryDirectory(prefix="unmask-siege-") as directory:
-        server = Besieged(Path(directory), module, args, descriptors, one_key, holders)
-        try:
-            server.until_ready()
-            yield server
-        finally:
-            server.stop()

@@ -6,12 +6,13 @@ import array
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import json
 import socket
 import termios
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ LAST_ANSWERS = 5.0  # seconds after the attack's time in which an answer may sti
 
 # Errors by which a server defends itself are no errors of the attack.
 REBUFFED = (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError, ValueError)
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass
@@ -71,7 +73,7 @@ class Target:
 
     # -- connections
 
-    async def connect(self, narrow: bool = False) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self, narrow: bool = False) -> Streams:
         """Opens a new connection.
 
         A `narrow` one has small segments and a small receive buffer, as over a slow network. Unread data then stays in
@@ -127,6 +129,38 @@ class Target:
             async with self.connection() as (reader, writer):
                 await self.write(writer, request)
                 await self.answer(reader)
+
+    async def keep_up(self, requests: Iterable[bytes], count: int, pause: float = 0.05) -> None:
+        """Keeps `count` requests in flight, each the next one and on a new connection."""
+        following = iter(requests)
+
+        async def one() -> None:
+            while self.on():
+                await self.ask(next(following))
+                await self.pause(pause)
+
+        await asyncio.gather(*(one() for _ in range(count)))
+
+    async def ask_in_turn(self, requests: Sequence[bytes], count: int, pause: float) -> None:
+        """Sends one request after the other, again and again, each `count` times at once."""
+        for request in itertools.cycle(requests):
+            if not self.on():
+                return
+            await asyncio.gather(*(self.ask(request) for _ in range(count)))
+            await self.pause(pause)
+
+    async def hold(self, count: int, use: Callable[[Streams], Awaitable[None]], pause: float = 1.0) -> None:
+        """Keeps `count` connections on which `use` runs. If one ends, another is opened after a pause."""
+
+        async def one(number: int) -> None:
+            await self.pause(number / count)
+            while self.on():
+                with self.rebuffed():
+                    async with self.connection() as streams:
+                        await use(streams)
+                await self.pause(pause)
+
+        await asyncio.gather(*(one(i) for i in range(count)))
 
     async def keep_asking(self, request: bytes, pause: float = 0.02) -> None:
         """Sends the same request repeatedly on one connection, and opens another if that ends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from tests.siege import measure, report, samples, verdict
 from tests.siege.faults import FAULTS, Fault, Outcome
 from tests.siege.faults import missed as missed_of_a_fault
 from tests.siege.registry import ATTACKS
-from tests.siege.server import Besieged, SiegeError, besieged
+from tests.siege.server import Besieged, SiegeError
 from tests.wait import wait_until
 
 pytestmark = pytest.mark.processes
@@ -60,7 +61,7 @@ def test_a_harmless_attack_passes_and_a_broken_promise_does_not(model: Path) -> 
         )
 
     before = set(psutil.Process().children(recursive=True))
-    with besieged(FAKE, ("--model", str(model))) as server:
+    with Besieged.started(FAKE, ("--model", str(model))) as server:
         found = run_until(measured, server, samples.ONLOOKERS, samples.LIARS, settle=60)
     assert measured(found)
     assert missed(found) == [f"{samples.LIARS}: a body became a request"]
@@ -85,7 +86,7 @@ def test_a_server_that_misses_the_bars_is_reported(model: Path) -> None:
         all_missed = "; ".join(verdict.alone(found))
         return all(sentence in all_missed for sentence in sentences)
 
-    with besieged("tests.siege.leaking", ("--model", str(model))) as server:
+    with Besieged.started("tests.siege.leaking", ("--model", str(model))) as server:
         found = run_until(reported, server, samples.ONLOOKERS, settle=2)
     assert reported(found), verdict.alone(found)
 
@@ -94,18 +95,14 @@ def _commands(processes: set[psutil.Process]) -> list[str]:
     """Returns the commands of the processes without the one that multiprocessing keeps for its semaphores."""
     found = []
     for process in processes:
-        try:
-            command = " ".join(process.cmdline())
-        except psutil.NoSuchProcess:
-            continue
-        if "resource_tracker" not in command:
-            found.append(command)
-    return found
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(" ".join(process.cmdline()))
+    return [command for command in found if "resource_tracker" not in command]
 
 
 @pytest.mark.matrix
 def test_a_server_that_does_not_start_is_reported_with_the_cause() -> None:
-    with pytest.raises(SiegeError, match="--max-num-reqs"), besieged(FAKE, ("--max-num-reqs", "0")):
+    with pytest.raises(SiegeError, match="--max-num-reqs"), Besieged.started(FAKE, ("--max-num-reqs", "0")):
         pass
 
 

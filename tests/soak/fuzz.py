@@ -184,13 +184,10 @@ class Fuzzer:
         return "slow reader"
 
     async def slow_sender(self) -> str:
-        data = json.dumps(self.valid()).encode()
         reader, writer = await asyncio.open_connection(self.host, self.port)
-        writer.write(
-            "POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-            f"Content-Length: {len(data)}\r\n".encode()
-        )
-        for part in (b"\r\n", data[:5], data[5:20], data[20:]):
+        data = self.raw(self.valid(), "Connection: close\r\n")
+        start = data.index(b"\r\n\r\n") + 2
+        for part in (data[:start], data[start : start + 7], data[start + 7 : start + 22], data[start + 22 :]):
             writer.write(part)
             await writer.drain()
             await asyncio.sleep(self.random.random() / 10)
@@ -199,12 +196,14 @@ class Fuzzer:
         self.require(answer.startswith(b"HTTP/1.1 200"), f"a slow sender got {answer[:80]!r}")
         return "slow sender"
 
-    async def send_raw(self, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    def raw(self, body: dict[str, Any], headers: str = "") -> bytes:
         data = json.dumps(body).encode()
+        head = f"POST /generate HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(data)}\r\n\r\n"
+        return head.encode() + data
+
+    async def send_raw(self, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(self.host, self.port)
-        writer.write(
-            f"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
-        )
+        writer.write(self.raw(body))
         return reader, writer
 
     # -- running
@@ -225,11 +224,7 @@ class Fuzzer:
             self.faults.append(f"{kind.__name__}: {type(error).__name__}: {error}")
 
     async def finished(self, work: Coroutine[Any, Any, str], seconds: float) -> str:
-        """Returns the outcome of a request, however long a busy machine takes.
-
-        Args:
-            work: The request.
-            seconds: Time between two checks.
+        """Returns the outcome of a request, however long a busy machine takes. Checks the engine every few seconds.
 
         Raises:
             Fault: The engine has made no step since the last check, or more than `MAX_STEPS` during the request.

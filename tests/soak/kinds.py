@@ -201,13 +201,7 @@ def same(streamed: dict[str, Any], seen: dict[str, Any]) -> bool:
 
     A call that `max_tokens` cuts off may have begun in the stream. Raises ValueError if arguments are no JSON.
     """
-    check_complete = len(seen["calls"])
-    with_logprobs = [
-        [(n, json.loads(arguments)) for n, arguments in each["calls"][:check_complete]] for each in (streamed, seen)
-    ]
-    begun = len(streamed["calls"]) - check_complete
-    return (
-        streamed["text"] == seen["text"]
-        and with_logprobs[0] == with_logprobs[1]
-        and 0 <= begun <= (seen["reason"] == "length")
-    )
+    complete = len(seen["calls"])
+    calls = [[(n, json.loads(arguments)) for n, arguments in each["calls"][:complete]] for each in (streamed, seen)]
+    begun = len(streamed["calls"]) - complete
+    return streamed["text"] == seen["text"] and calls[0] == calls[1] and 0 <= begun <= (seen["reason"] == "length")

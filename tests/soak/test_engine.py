@@ -35,7 +35,6 @@ def ask(rng: random.Random, setup: Setup) -> Ask:
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("seed", range(3))
 def test_thousands_of_requests_equal_the_oracle_and_leave_nothing(seed: int) -> None:
-    """Checks that no request is lost, hangs or differs from the oracle, no page is left, and memory does not grow."""
     rng = random.Random(seed)
     setup = Setup(
         block=(4, 8, 4)[seed], buffer=seed + 1, page=(8, 4, 4)[seed], pages=40, budget=36, max_reqs=12, max_len=72

@@ -1,7 +1,6 @@
 """Tests of the types of zod and pydantic: their schemas compile, and answers of the demo model match them."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema_rs
@@ -14,12 +13,6 @@ from tests.structured_output.client_types import DISTINCT, EVERY
 
 CHAT = [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}]
 TOKENS = 96
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(device="cpu", max_num_reqs=64) as llm:
-        yield llm
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import json
 import random
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema_rs
@@ -21,12 +20,6 @@ PERSON = {
     "additionalProperties": False,
 }
 MAX_TOKENS = 96  # tokens
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(device="cpu", max_num_reqs=64) as llm:
-        yield llm
 
 
 def params(i: int, **asked: Any) -> SamplingParams:

@@ -1,7 +1,6 @@
 """Tests of slow grammar masks: they end their own request with an error. After two such requests they are refused."""
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,12 +15,6 @@ from runtime.structured_output.grammar_matcher import GrammarMatcher, MaskLimits
 from tests.structured_output.slow_grammars import COMPILER
 
 CHAT = [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}]
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(device="cpu", max_num_reqs=8) as llm:
-        yield llm
 
 
 @pytest.fixture
@@ -41,8 +34,6 @@ def test_a_grammar_with_slow_masks_is_refused_before_it_reaches_the_engine(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "COMMAND", COMPILER)
-    assert llm.engine.grammars is not None
-    assert llm.tokenizer is not None
     checker = sandbox.GrammarSandbox(llm.tokenizer.directory, llm.engine.info, os.environ)
     monkeypatch.setattr(llm.engine.grammars, "checker", checker)
     steps = llm.engine.stats().steps
@@ -54,7 +45,6 @@ def test_a_grammar_with_slow_masks_is_refused_before_it_reaches_the_engine(
 
 def test_an_answer_that_exceeds_its_time_fails_alone(llm: LLM, clock: dict[str, float]) -> None:
     grammars = llm.engine.grammars
-    assert grammars is not None
     text = grammar_of({"regex": "[a-z]{40}"}, "x")
     first, second = grammars.compile(text, "x"), grammars.compile(text, "x")
     clock["step"] = MaskLimits().token_seconds / 2
@@ -87,7 +77,6 @@ def test_a_grammar_is_refused_after_two_answers_that_exceeded_the_limits(llm: LL
     slow, quick = {"regex": "[0-9]{30}"}, SamplingParams(max_tokens=8)
     params = SamplingParams(structured_outputs=slow, max_tokens=40)
     grammars = llm.engine.grammars
-    assert grammars is not None
     grammars.compile(grammar_of(slow, "structured_outputs"), "x")
     alone = llm.generate([CHAT], quick)[0].token_ids
     for _ in range(2):
@@ -105,7 +94,6 @@ def test_a_grammar_is_refused_after_two_answers_that_exceeded_the_limits(llm: LL
 
 def test_an_answer_that_exceeds_the_work_of_a_mask_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.LIMITS, "step_max_items", 700)
-    assert llm.engine.grammars is not None
     grammars = GrammarCache(llm.engine.grammars.load_tokenizer, llm.engine.grammars.facts)
     text = grammar_of({"grammar": 'start: s "!"\ns: /[a-z]/ s /[a-z]/ | ""'}, "x")
     answer = grammars.compile(text, "x")
@@ -115,13 +103,11 @@ def test_an_answer_that_exceeds_the_work_of_a_mask_ends_alone(llm: LLM, monkeypa
     _, why = grammars.try_compile(text, thorough=True)
     assert "limit 70" in why
     other = grammars.get(text)
-    assert other is not None
     assert _walk(other, 3, -1) == 3
 
 
 def test_refused_grammars_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     monkeypatch.setattr("runtime.structured_output.grammar_cache.MAX_OVERRUN", 10)
-    assert llm.engine.grammars is not None
     grammars = GrammarCache(llm.engine.grammars.load_tokenizer, llm.engine.grammars.facts)
     for number in range(20):
         for _ in range(2):
@@ -132,7 +118,6 @@ def test_refused_grammars_are_remembered_up_to_a_number(monkeypatch: pytest.Monk
 
 
 def test_a_refused_grammar_is_accepted_again_after_ten_minutes(llm: LLM) -> None:
-    assert llm.engine.grammars is not None
     now = [0.0]
     grammars = GrammarCache(llm.engine.grammars.load_tokenizer, llm.engine.grammars.facts, lambda: now[0])
     text = grammar_of({"regex": "[a-z]"}, "x")
@@ -154,7 +139,6 @@ def test_a_refused_grammar_is_accepted_again_after_ten_minutes(llm: LLM) -> None
     "asked", [{"regex": "a{300}b"}, {"choice": ["the only choice, which is forced letter by letter"]}]
 )
 def test_forced_text_is_computed_once(llm: LLM, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert llm.engine.grammars is not None
     found = llm.engine.grammars.compile(grammar_of(asked, "x"), "x")
     computed = found.forced_tokens()
     for i, token in enumerate(computed):

@@ -27,6 +27,7 @@ SLOW: dict[str, Any] = {"choice": ["compile for 20 s"]}  # see slow_grammars.py,
 HOUR = 3600.0
 UNLIMITED = SandboxLimits(HOUR, HOUR, HOUR, HOUR)
 SHORT = replace(UNLIMITED, compile_seconds=1)
+Make = Callable[[SandboxLimits], GrammarSandbox]
 TOO_SLOW = "it takes more than 1 s to compile; send a smaller or simpler one"
 
 
@@ -35,20 +36,13 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials_module, "COMMAND", COMPILER)
 
 
-@pytest.fixture(scope="module")
-def asked() -> Iterator[tuple[Path, Any]]:
-    with LLM(device="cpu") as llm:
-        assert llm.tokenizer is not None
-        yield llm.tokenizer.directory, llm.engine.info
-
-
 @pytest.fixture
-def make(asked: tuple[Path, Any]) -> Iterator[Callable[[SandboxLimits], GrammarSandbox]]:
+def make(facts: tuple[Path, Any]) -> Iterator[Make]:
     """Yields a function that returns a sandbox with limits, and closes all sandboxes."""
     with contextlib.ExitStack() as stack:
 
         def make(limits: SandboxLimits) -> GrammarSandbox:
-            trials = GrammarSandbox(*asked, os.environ, limits)
+            trials = GrammarSandbox(*facts, os.environ, limits)
             stack.callback(trials.close)
             return trials
 
@@ -56,7 +50,7 @@ def make(asked: tuple[Path, Any]) -> Iterator[Callable[[SandboxLimits], GrammarS
 
 
 @pytest.fixture
-def trials(make: Callable[[SandboxLimits], GrammarSandbox]) -> GrammarSandbox:
+def trials(make: Make) -> GrammarSandbox:
     return make(UNLIMITED)
 
 
@@ -77,7 +71,7 @@ def test_supported_and_unsupported_schemas(trials: GrammarSandbox) -> None:
     assert trials.result(wrong) == trials.check(wrong)
 
 
-def test_a_slow_grammar_is_remembered_and_the_next_is_compiled(make: Callable[[SandboxLimits], GrammarSandbox]) -> None:
+def test_a_slow_grammar_is_remembered_and_the_next_is_compiled(make: Make) -> None:
     trials = make(SHORT)
     assert reason_of(trials, text(regex="a")) == ""
     assert reason_of(trials, text(**SLOW)) == TOO_SLOW
@@ -87,9 +81,7 @@ def test_a_slow_grammar_is_remembered_and_the_next_is_compiled(make: Callable[[S
     assert reason_of(trials, text(regex="b")) == ""
 
 
-def test_a_process_that_gets_no_cpu_time_is_ended(
-    make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_gets_no_cpu_time_is_ended(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = f"read setup; echo '{READY.decode().strip()}'; exec sleep {HOUR}"
     monkeypatch.setattr(trials_module, "COMMAND", ("sh", "-c", silent))
     trials = make(replace(SHORT, answer_seconds=0.1))
@@ -98,17 +90,13 @@ def test_a_process_that_gets_no_cpu_time_is_ended(
     assert trials.result(text(regex="a")) is None, "the grammar is not to blame, so the next request may try it again"
 
 
-def test_a_process_that_does_not_start_is_reported(
-    make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_does_not_start_is_reported(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials_module, "COMMAND", ("sleep", str(HOUR)))
     with pytest.raises(ConfigError, match="does not start"):
         make(replace(UNLIMITED, start_seconds=0.1)).check(text(regex="a"))
 
 
-def test_gbnf_is_translated_in_the_sandbox_process(
-    make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gbnf_is_translated_in_the_sandbox_process(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llguidance.gbnf_to_lark.any_to_lark", lambda text: pytest.fail("translated in this process"))
     trials = make(replace(SHORT, translate_seconds=0.1))
     assert reason_of(trials, text(grammar='root ::= "translate for 20 s"')) == TOO_SLOW
@@ -127,7 +115,6 @@ def test_gbnf_within_the_limits(trials: GrammarSandbox) -> None:
 
 def test_a_process_that_exited_is_restarted(trials: GrammarSandbox) -> None:
     assert reason_of(trials, text(regex="a")) == ""
-    assert trials._process is not None
     trials._process.kill()
     trials._process.wait()
     assert reason_of(trials, text(regex="b")) == ""
@@ -139,7 +126,6 @@ def killed(trials: GrammarSandbox, times: int, monkeypatch: pytest.MonkeyPatch) 
 
     def read_line(source: IO[bytes], seconds: float) -> bytes:
         if seconds == trials.limits.answer_seconds and next(left, None) is not None:
-            assert trials._process is not None
             os.kill(trials._process.pid, signal.SIGSTOP)
             trials._process.kill()
             return b""
@@ -148,9 +134,7 @@ def killed(trials: GrammarSandbox, times: int, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(trials_module, "_read_line", read_line)
 
 
-def test_a_killed_check_is_no_verdict(
-    make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_check_is_no_verdict(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = make(replace(UNLIMITED, answer_seconds=HOUR / 2))
     killed(trials, 1, monkeypatch)
     assert reason_of(trials, text(regex="a")) == ""
@@ -162,9 +146,7 @@ def test_a_killed_check_is_no_verdict(
     assert reason_of(trials, text(regex="b")) == ""
 
 
-def test_a_process_that_is_killed_while_it_starts_is_started_again(
-    make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_killed_while_it_starts_is_started_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials_module, "COMMAND", ("sh", "-c", "kill -9 $$"))
     trials = make(UNLIMITED)
     with pytest.raises(RequestError, match="cannot be checked now"):
@@ -174,9 +156,7 @@ def test_a_process_that_is_killed_while_it_starts_is_started_again(
 
 
 @pytest.mark.parametrize("end", ["kill -ABRT $$", f"exit {trials_module.MEMORY_EXIT}"])
-def test_a_grammar_that_takes_too_much_memory(
-    end: str, make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grammar_that_takes_too_much_memory(end: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process ends itself, as Rust and Python do at the limit of memory."""
     ended = f"read setup; echo '{READY.decode().strip()}'; read grammar; {end}"
     monkeypatch.setattr(trials_module, "COMMAND", ("sh", "-c", ended))
@@ -268,17 +248,15 @@ def test_the_number_of_stored_results_is_limited(trials: GrammarSandbox, monkeyp
     assert [trials.result(text(regex=word)) for word in ("a", "b", "c")] == [None, *found[1:]]
 
 
-def test_a_missing_tokenizer_is_reported(asked: tuple[Path, Any], tmp_path: Path) -> None:
-    nowhere = GrammarSandbox(tmp_path, asked[1], os.environ)
+def test_a_missing_tokenizer_is_reported(facts: tuple[Path, Any], tmp_path: Path) -> None:
+    nowhere = GrammarSandbox(tmp_path, facts[1], os.environ)
     with pytest.raises(ConfigError, match=r"tokenizer\.json: not found"):
         nowhere.check(text(regex="a"))
 
 
 def test_a_program_without_a_server_has_the_same_limits() -> None:
     with LLM(device="cpu", max_num_reqs=2) as llm:
-        assert llm.engine.grammars is not None
         assert isinstance(llm.engine.grammars.checker, GrammarSandbox)
-        assert llm.tokenizer is not None
         llm.engine.grammars.checker = GrammarSandbox(llm.tokenizer.directory, llm.engine.info, os.environ, SHORT)
         with pytest.raises(RequestError, match=f"structured_outputs.choice: .*{TOO_SLOW}"):
             llm.generate(["a"], SamplingParams(structured_outputs=SLOW))

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -94,8 +93,6 @@ def test_text_of_a_special_token_is_generated_with_ordinary_tokens(grammars: Gra
 def test_a_rule_that_names_a_special_token_takes_the_token(grammars: Grammars) -> None:
     cache, tokenizer = grammars
     tag, role = (tokenizer.token_id(text) for text in (TAGS[0], "<role>"))
-    assert tag is not None
-    assert role is not None
     lark = f'start: {TAGS[0]} "<role>"? end // <none>\nend: <role> | <[{tag}]> "{TAGS[0]}"'
     for answer in ([tag, role], [tag, *map(ord, "<role>"), role], [tag, tag, *map(ord, "<tool_call>")]):
         wanted = [token if token > 255 else tokenizer.encode(chr(token))[0] for token in answer]
@@ -103,12 +100,6 @@ def test_a_rule_that_names_a_special_token_takes_the_token(grammars: Grammars) -
         assert generate(matcher, wanted) == wanted
     with pytest.raises(RequestError, match=r"special token.* \"?<none>"):
         cache.compile(grammar_of({"grammar": "start: <none>"}, "structured_outputs"), "structured_outputs")
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(device="cpu") as llm:
-        yield llm
 
 
 @pytest.mark.parametrize("text", ["<|endoftext|>", "<role>"])

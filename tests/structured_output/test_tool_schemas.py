@@ -2,13 +2,11 @@
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtime import LLM
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import grammar_of
 from runtime.structured_output import grammar_cache as module
@@ -18,13 +16,6 @@ from tests.structured_output.client_types import EVERY
 from tests.structured_output.tool_schemas import TOOLS
 
 MARGIN = 4  # minimum ratio of the limits to the work of these schemas
-
-
-@pytest.fixture(scope="module")
-def facts() -> Iterator[tuple[Path, EngineInfo]]:
-    with LLM(device="cpu") as llm:
-        assert llm.tokenizer is not None
-        yield llm.tokenizer.directory, llm.engine.info
 
 
 @pytest.fixture

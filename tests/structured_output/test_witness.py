@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +37,7 @@ NESTED = {
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(device="cpu", max_num_reqs=96) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
 def grammars(llm: LLM) -> GrammarCache:
-    assert llm.tokenizer is not None
     return create_grammar_cache(llm.tokenizer.directory, llm.info)
 
 
@@ -86,7 +78,6 @@ def test_answers_to_random_schemas_end_in_time(llm: LLM, tiny: bool, seed: int, 
 )  # fmt: skip
 def test_witnesses_are_short_answers(llm: LLM, grammars: GrammarCache, form: dict[str, Any], expected: str) -> None:
     _, witness = witness_of(grammars, form)
-    assert llm.tokenizer is not None
     assert re.fullmatch(expected, llm.tokenizer.decode(witness)), llm.tokenizer.decode(witness)
 
 
@@ -128,7 +119,6 @@ def accepted(
     ],
 )  # fmt: skip
 def test_a_repetition_ends(llm: LLM, grammars: GrammarCache, begin: str, repeated: str, end: str) -> None:
-    assert llm.tokenizer is not None
     encode = llm.tokenizer.encode
     wanted = [*encode(begin), *encode(repeated) * 9]
     ones = {"type": "array", "items": {"type": "integer"}, "minItems": 12}
@@ -145,7 +135,6 @@ def test_a_repetition_ends(llm: LLM, grammars: GrammarCache, begin: str, repeate
 
 
 def test_a_fraction_has_no_more_digits_than_a_double(llm: LLM, grammars: GrammarCache) -> None:
-    assert llm.tokenizer is not None
     wanted = llm.tokenizer.encode("[0." + "12345" * 10)
     for schema, digits in (({"type": "number"}, MAX_DIGITS), ({"type": "string"}, 50)):
         form = {"json": {"type": "array", "items": schema, "minItems": 1}}
@@ -163,7 +152,6 @@ def test_a_fraction_has_no_more_digits_than_a_double(llm: LLM, grammars: Grammar
     ],
 )  # fmt: skip
 def test_a_long_string_ends(llm: LLM, grammars: GrammarCache, own: dict[str, int], text: str, length: int) -> None:
-    assert llm.tokenizer is not None
     form = {"json": {"type": "array", "items": {"type": "string", **own}, "minItems": 2, "maxItems": 2}}
     found = llm.tokenizer.decode(accepted(grammars, form, llm.tokenizer.encode(f'["{text}'), max_length=12))
     (string,) = re.findall(r'^\["((?:[^"\\]|\\.)*)"', found)

@@ -42,7 +42,6 @@ class Case:
 
 def make_case(llm: LLM, schema: dict[str, Any]) -> Case:
     tokenizer, grammars = llm.tokenizer, llm.engine.grammars
-    assert tokenizer is not None
     assert isinstance(grammars, GrammarCache)
     text = grammar_of({"json": schema}, "schema")
     witness = grammars.witness(text, grammars.compile(text, "schema"))

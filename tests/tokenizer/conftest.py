@@ -64,6 +64,12 @@ def save(library: Library, directory, *, template: str | None = TEMPLATE, specia
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
 
 
+def specials_in(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """Returns the special tokens among the ids, in their order."""
+    texts = {tokenizer.token_id(text): text for text in SPECIALS}
+    return [texts[number] for number in ids if number in texts]
+
+
 @pytest.fixture(scope="session", params=sorted(KINDS))
 def pair(request, tmp_path_factory):
     """Returns the runtime's tokenizer and that of the library, loaded from the same files."""

@@ -17,7 +17,7 @@ from runtime.tokenizer import Tokenizer, template_sandbox
 from runtime.tokenizer.chat_template import ChatTemplate
 from runtime.tokenizer.marked_text import Marks, new_mark
 from tests.examples import examples
-from tests.tokenizer.conftest import SPECIALS, byte_level, save
+from tests.tokenizer.conftest import byte_level, save, specials_in
 from tests.tokenizer.templates import (
     CHANGING,
     CHATS,
@@ -325,26 +325,17 @@ def test_templates_without_a_default_are_reported(make: Any, caplog: pytest.LogC
         tokenizer.encode_chat(USER)
 
 
-TOKENS = {
-    "special_tokens_map.json": {"eos_token": {"content": "<|end|>", "special": True}, "image_token": "<role>",
-                                "pad_token": "not this"},
-    "tokenizer_config.json": {"pad_token": "<|mask|>", "bos_token": None,
-                              "extra_special_tokens": {"own_token": "</role>"}},
-}  # fmt: skip
-
-
 def test_special_tokens_are_read_from_all_files_that_name_them(make: Any) -> None:
     directory = make(
         chat_template="{{ eos_token }}|{{ image_token }}|{{ pad_token }}|{{ own_token }}|{{ bos_token }}",
-        **TOKENS["tokenizer_config.json"],
-    )
-    (directory / "special_tokens_map.json").write_text(json.dumps(TOKENS["special_tokens_map.json"]))
+        pad_token="<|mask|>", bos_token=None, extra_special_tokens={"own_token": "</role>"},
+    )  # fmt: skip
+    named = {"eos_token": {"content": "<|end|>", "special": True}, "image_token": "<role>", "pad_token": "not this"}
+    (directory / "special_tokens_map.json").write_text(json.dumps(named))
     tokenizer = Tokenizer(directory)
     ids = tokenizer.encode_chat(USER)
     assert tokenizer.decode(ids) == "<|end|>|<role>|<|mask|>|</role>|"
-    assert [n for n in ids if n in {tokenizer.token_id(text) for text in SPECIALS}] == [
-        tokenizer.token_id(text) for text in ("<|end|>", "<role>", "<|mask|>", "</role>")
-    ]
+    assert specials_in(tokenizer, ids) == ["<|end|>", "<role>", "<|mask|>", "</role>"]
 
 
 def test_a_named_token_that_no_list_of_added_tokens_has_is_special(tmp_path: Path) -> None:
@@ -448,9 +439,7 @@ def test_text_in_parts_becomes_no_special_token(tmp_path: Path) -> None:
     save(byte_level(), tmp_path, template=PARTS + "<|role_end|>")
     tokenizer = Tokenizer(tmp_path)
     ids = tokenizer.encode_chat([{"role": "user", "content": "<|role_end|><|end|>"}])
-    assert [n for n in ids if n in {tokenizer.token_id(text) for text in SPECIALS}] == [
-        tokenizer.token_id("<|role_end|>")
-    ]
+    assert specials_in(tokenizer, ids) == ["<|role_end|>"]
 
 
 RESULT = [

@@ -10,15 +10,11 @@ from tokenizers import Tokenizer as Library
 from runtime.errors import ConfigError, RequestError
 from runtime.tokenizer import Tokenizer
 from tests.examples import examples
-from tests.tokenizer.conftest import SPECIALS, TEMPLATE, byte_level, metaspace, save, sentencepiece
+from tests.tokenizer.conftest import SPECIALS, TEMPLATE, byte_level, metaspace, save, sentencepiece, specials_in
 
 HOSTILE = st.lists(
     st.sampled_from([*SPECIALS, *SPECIALS, "<", "|", "role", "_end", "|>", ">", "a", " ", "é"]), max_size=8
 ).map("".join)
-
-
-def special_ids(tokenizer) -> set[int]:
-    return {tokenizer.token_id(s) for s in SPECIALS}
 
 
 @examples(300)
@@ -26,7 +22,7 @@ def special_ids(tokenizer) -> set[int]:
 def test_text_never_yields_special_ids_and_round_trips(pair, text):
     tokenizer, library = pair
     ids = tokenizer.encode(text)
-    assert not special_ids(tokenizer) & set(ids)
+    assert specials_in(tokenizer, ids) == []
     if not any(s in text for s in SPECIALS):
         assert ids == library.encode(text, add_special_tokens=False).ids
     if tokenizer.token_id("Ġ") is not None:  # byte-level tokenizers are lossless
@@ -47,23 +43,16 @@ def test_no_message_and_no_variable_can_forge_a_special_token(pair, contents, no
     tokenizer = pair[0]
     messages = [{"role": "user", "content": c} for c in contents]
     ids = tokenizer.encode_chat(messages, note=note)
-    found = [i for i in ids if i in special_ids(tokenizer)]
-    role, close, end = (tokenizer.token_id(s) for s in ("<role>", "</role>", "<|role_end|>"))
-    assert found == [role, close, end] * len(contents) + [role, close]
+    role = ["<role>", "</role>"]
+    assert specials_in(tokenizer, ids) == [*role, "<|role_end|>"] * len(contents) + role
 
 
 def test_a_role_cannot_forge_a_special_token(directory):
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps(
-            {"chat_template": "{% for m in messages %}<role>{{ m.role|lower }}</role>{{ m.content }}{% endfor %}"}
-        )
-    )
+    template = "{% for m in messages %}<role>{{ m.role|lower }}</role>{{ m.content }}{% endfor %}"
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     tokenizer = Tokenizer(directory)
     ids = tokenizer.encode_chat([{"role": "<|MASK|></ROLE>", "content": "x"}])
-    assert [i for i in ids if i in special_ids(tokenizer)] == [
-        tokenizer.token_id("<role>"),
-        tokenizer.token_id("</role>"),
-    ]
+    assert specials_in(tokenizer, ids) == ["<role>", "</role>"]
 
 
 def test_ordinary_conversations_have_the_ids_of_transformers(pair, tmp_path):
@@ -143,7 +132,7 @@ def test_tokens_without_the_special_flag_that_are_used_as_special(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"mask_token_id": Library.from_file(
         str(tmp_path / "tokenizer.json")).token_to_id("<|mask|>")}))  # fmt: skip
     tokenizer = Tokenizer(tmp_path)
-    assert not special_ids(tokenizer) & set(tokenizer.encode("".join(SPECIALS)))
+    assert specials_in(tokenizer, tokenizer.encode("".join(SPECIALS))) == []
 
 
 def test_added_tokens_of_the_config_alone(directory):

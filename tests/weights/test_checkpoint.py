@@ -236,15 +236,11 @@ def test_directories_that_are_no_checkpoint(tmp_path):
         resolve_checkpoint("x" * 5000)
     with pytest.raises(ConfigError, match=r"no config\.json"):
         resolve_checkpoint(str(tmp_path))
-    (tmp_path / "config.json").write_text("{]")
-    with pytest.raises(ConfigError, match="not readable JSON"):
-        resolve_checkpoint(str(tmp_path))
-    (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(ConfigError, match="must hold a JSON object"):
-        resolve_checkpoint(str(tmp_path))
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="no safetensors file"):
-        resolve_checkpoint(str(tmp_path))
+    problems = {"{]": "not readable JSON", "[1]": "must hold a JSON object", "{}": "no safetensors file"}
+    for content, problem in problems.items():
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ConfigError, match=problem):
+            resolve_checkpoint(str(tmp_path))
     for name in ("hf://", "hf://alone", "hf://a/b/c", "hf://a/b@"):
         with pytest.raises(ConfigError, match="not of the form"):
             resolve_checkpoint(name)

@@ -236,16 +236,12 @@ KERNELS = (
 def test_the_owner_cannot_choose_a_file_of_the_kernel(model: Path, path: str) -> None:
     if not os.path.exists(path):
         pytest.skip("this system has no such file")
-    with pytest.raises(ConfigError, match=r"--chat-template: .* is in a kernel file system") as caught:
-        Tokenizer(model, path)
-    assert os.environ["PATH"] not in str(caught.value)
-
-
-def test_a_link_of_the_owner_to_a_file_of_the_kernel_is_refused_too(model: Path) -> None:
     link = model.parent / "template"
-    link.symlink_to("/proc/self/environ")
-    with pytest.raises(ConfigError, match="is in a kernel file system"):
-        Tokenizer(model, link)
+    link.symlink_to(path)
+    for named in (path, link):
+        with pytest.raises(ConfigError, match=r"--chat-template: .* is in a kernel file system") as caught:
+            Tokenizer(model, named)
+        assert os.environ["PATH"] not in str(caught.value)
 
 
 def test_the_owners_template_may_be_at_any_other_path(model: Path) -> None:

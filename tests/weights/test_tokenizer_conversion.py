@@ -141,21 +141,6 @@ def test_line_endings_and_byte_order_marks_do_not_change_a_tokenizer(tmp_path: P
     assert [tokenizer.encode(text) for text in texts] == expected
 
 
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        ({"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["code.OwnTokenizer", None]}},
-         "its class 'OwnTokenizer' is not known"),
-        ({}, "its class is not named"),
-    ],
-)  # fmt: skip
-def test_the_error_for_an_unknown_tokenizer_class_names_the_remedy(tmp_path: Path, config: Any, says: str) -> None:
-    write_bpe(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=f"{says}.*name a class of transformers as tokenizer_class"):
-        Tokenizer(tmp_path)
-
-
 def test_added_tokens_keep_the_ids_that_are_declared_for_them(tmp_path: Path) -> None:
     write_bpe(tmp_path)
     size = len(json.loads((tmp_path / "vocab.json").read_text()))
@@ -170,10 +155,15 @@ def test_added_tokens_keep_the_ids_that_are_declared_for_them(tmp_path: Path) ->
     assert tokenizer.encode("plain") == [size + 3]
 
 
+REMEDY = ", and vocab.json and merges.txt do not state how text is split; name a class of transformers as"
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "an unknown class with vocab.json": (
-        lambda path: write_bpe(path, "OwnTokenizer", auto_map={"AutoTokenizer": "code.OwnTokenizer"}),
-        "'OwnTokenizer' is not known",
+        lambda path: write_bpe(path, "OwnTokenizer", auto_map={"AutoTokenizer": ["code.OwnTokenizer", None]}),
+        f"its class 'OwnTokenizer' is not known{REMEDY}",
+    ),
+    "no class": (
+        lambda path: (write_bpe(path), (path / "tokenizer_config.json").write_text("{}")),
+        f"its class is not named{REMEDY}",
     ),
     "an unknown class with tiktoken": (
         lambda path: write_tiktoken(path, tokenizer_class="Own", auto_map={"AutoTokenizer": "code.Own"}),

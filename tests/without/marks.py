@@ -23,7 +23,6 @@ class Used:
         self.here = set()
 
     def take(self) -> set[str]:
-        assert self.here is not None
         with open(os.environ[VARIABLE], encoding="utf-8") as file:
             file.seek(self.read)
             text = file.read()
@@ -72,15 +71,14 @@ class _Marks(ast.NodeTransformer):
         return node
 
 
-def _mark(path: Path, entry: str, lines: dict[str, str] | None = None) -> None:
+def _mark(path: Path, entry: str) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     asked = {
         node.value.id
         for node in ast.walk(tree)
         if isinstance(node, ast.keyword) and node.arg == "detect" and isinstance(node.value, ast.Name)
     }
-    tree = ast.fix_missing_locations(_Marks(entry, asked).visit(tree))
-    _write(path, tree)
+    _write(path, _Marks(entry, asked).visit(tree))
 
 
 def _write(path: Path, tree: ast.Module) -> None:
@@ -91,7 +89,7 @@ def _write(path: Path, tree: ast.Module) -> None:
         or (i == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
     ]
     tree.body.insert(max(after, default=-1) + 1, ast.parse("from tests.without.marks import used").body[0])
-    path.write_text(ast.unparse(tree) + "\n", encoding="utf-8")
+    path.write_text(ast.unparse(ast.fix_missing_locations(tree)) + "\n", encoding="utf-8")
 
 
 # Functions that look up an entry by name, with the statement that records the result. They are needed for entries
@@ -115,7 +113,6 @@ class _Lookup(ast.NodeTransformer):
 
     def visit_Return(self, node: ast.Return) -> list[ast.stmt]:
         return [
-            *ast.parse("given = None").body[:0],
             ast.Assign([ast.Name("found_", ast.Store())], node.value or ast.Constant(None)),
             *ast.parse(self.call.replace("found.", "found_.")).body,
             ast.Return(ast.Name("found_", ast.Load())),
@@ -127,5 +124,4 @@ def mark(root: Path, entries: Iterable[Entry]) -> None:
         _mark(entry.file(root), str(entry))
     for package, (function, call) in _LOOKUPS.items():
         path = root / "runtime" / package / ("registry.py" if package == "strategies" else "base.py")
-        tree = ast.fix_missing_locations(_Lookup(function, call).visit(ast.parse(path.read_text(encoding="utf-8"))))
-        _write(path, tree)
+        _write(path, _Lookup(function, call).visit(ast.parse(path.read_text(encoding="utf-8"))))

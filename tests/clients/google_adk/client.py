@@ -6,7 +6,7 @@ from typing import Any
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise LiteLLM downloads its list of prices
 
 import checks
-from checks import calculated, check, main, same
+from checks import calculator, called, check, main, same
 from google.adk.agents import LlmAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.events import Event
@@ -16,8 +16,6 @@ from google.adk.models.lite_llm import LiteLlm
 from google.adk.runners import InMemoryRunner
 from google.genai import types
 from person import Person
-
-called: list[str] = []
 
 
 def models() -> list[BaseLlm]:
@@ -70,12 +68,6 @@ async def sse() -> None:
 async def output_schema() -> None:
     for model in models():
         same(json.loads(await Chat(model, output_schema=Person).answer(checks.RECORD)), checks.PERSON)
-
-
-def calculator(expression: str) -> str:
-    """Calculate the value of an arithmetic expression."""
-    called.append(expression)
-    return calculated(expression)
 
 
 @check("tools")

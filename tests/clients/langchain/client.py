@@ -9,6 +9,7 @@ from person import Person
 from pydantic import create_model
 
 model = ChatOpenAI(model=checks.MODEL, base_url=checks.URL, api_key=checks.KEY, max_retries=0, temperature=0)
+calculator = tool(checks.calculator)
 
 
 @check("basic")
@@ -58,12 +59,6 @@ def json_schema_as_a_dict() -> None:
 @check("structured")
 def json_mode() -> None:
     same(model.with_structured_output(Person, method="json_mode").invoke(checks.RECORD), Person(**checks.PERSON))
-
-
-@tool
-def calculator(expression: str) -> str:
-    """Calculate the value of an arithmetic expression."""
-    return calculated(expression)
 
 
 @check("tools")

@@ -1,5 +1,5 @@
 import checks
-from checks import calculated, check, main, same
+from checks import calculated, calculator, called, check, main, same
 from person import Person
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
@@ -7,9 +7,6 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 model = OpenAIChatModel(checks.MODEL, provider=OpenAIProvider(base_url=checks.URL, api_key=checks.KEY))
-
-
-called: list[str] = []
 
 
 @check("basic")
@@ -58,12 +55,6 @@ class Calculator(BaseModel):
     """Calculate the value of an arithmetic expression."""
 
     expression: str
-
-
-def calculator(expression: str) -> str:
-    """Calculate the value of an arithmetic expression."""
-    called.append(expression)
-    return calculated(expression)
 
 
 @check("tools")

@@ -33,6 +33,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+called: list[str] = []  # the expressions that the calculator was called with
 _found: list[tuple[str, Callable[[], Any]]] = []
 
 
@@ -45,6 +46,12 @@ def calculated(expression: str) -> str:
     """Returns the result of the calculator that clients offer. Raises ValueError for anything but a sum of two."""
     left, right = expression.split("+")
     return str(int(left) + int(right))
+
+
+def calculator(expression: str) -> str:
+    """Calculate the value of an arithmetic expression."""
+    called.append(expression)
+    return calculated(expression)
 
 
 def check(kind: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:

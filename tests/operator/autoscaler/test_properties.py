@@ -56,7 +56,6 @@ def test_replicas_do_not_shrink_within_a_stable_window_after_growth_or_start(rul
 
 @given(_rules(), st.integers(0, 200), st.integers(1, 12), st.integers(0, 3))
 def test_replicas_converge_in_one_direction_under_a_steady_load(rules, load, replicas, broken):
-    """Checks that for any policies replicas reach what the load needs, within the tolerance, and then stay constant."""
     sim = Simulation(rules, replicas=rules.clamp(replicas), broken=min(broken, rules.minimum - 1), startup=0)
     first = sim.replicas
     sim.run(300 + 120 * 12 + 15, load)

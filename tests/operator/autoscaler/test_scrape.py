@@ -12,7 +12,6 @@ from aiohttp import web
 
 from runtime.request.engine_messages import EngineStats
 from runtime.server.metrics import Metrics, RequestMetrics
-from tests.networks import needs_ipv6
 from tests.operator.clients import Handler, answer, http_server
 from tests.wait import TIMEOUT
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES
@@ -109,11 +108,6 @@ def test_pods_are_scraped_concurrently_and_each_failure_has_its_cause() -> None:
         "p4": "/metrics lacks unmask_requests_waiting",
         "p5": "/metrics: ClientConnectorError",
     }
-
-
-@needs_ipv6
-def test_a_pod_with_an_ipv6_address_is_read() -> None:
-    assert scrape_pods({"::1": answer(TEXT)}, {"p": "::1"}) == ({"p": LOADS}, {})
 
 
 def test_the_timeout_is_per_pod_also_beyond_the_concurrency_limit() -> None:

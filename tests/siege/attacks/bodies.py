@@ -1,8 +1,6 @@
 """Attacks with a valid key and invalid bodies of up to 2 MiB, which are costly to check."""
 
-import asyncio
 import json
-from itertools import cycle
 from typing import Any
 
 from tests.server.bombs import CHAT, LARGEST, SHAPES
@@ -19,16 +17,9 @@ def filled(start: bytes, item: bytes, end: bytes, size: int = SIZE) -> bytes:
     return start + b",".join([item] * ((size - len(start) - len(end)) // (len(item) + 1))) + end
 
 
-async def at_once(target: Target, request: bytes, count: int) -> None:
-    await asyncio.gather(*(target.ask(request) for _ in range(count)))
-
-
 @attack("validation-bombs", "twelve at once of 2 MiB with 20,000 empty parts, every 3 s", keyed=True, seconds=20)
 async def validation_bombs(target: Target) -> None:
-    request = target.post(CHAT, PARTS)
-    while target.on():
-        await at_once(target, request, AT_ONCE)
-        await target.pause(3)
+    await target.ask_in_turn([target.post(CHAT, PARTS)], AT_ONCE, pause=3)
 
 
 @attack("validation-siblings", "all other shapes of bodies in turn, four at once, every second", keyed=True, seconds=50)
@@ -39,10 +30,7 @@ async def validation_siblings(target: Target) -> None:
         ("/v1/responses", b'{"input":"' + b"a" * (SIZE - 30) + b'"}'),
         ("/v1/infill", b'{"text":"a' + b"<mask:1>" * (SIZE // 8 - 2) + b'"}'),
     ]
-    requests = cycle([target.post(path, body) for path, body in bodies])
-    while target.on():
-        await at_once(target, next(requests), 4)
-        await target.pause(1)
+    await target.ask_in_turn([target.post(path, body) for path, body in bodies], 4, pause=1)
 
 
 def hidden_values() -> list[tuple[str, bytes]]:
@@ -63,7 +51,4 @@ def hidden_values() -> list[tuple[str, bytes]]:
 
 @attack("hidden-values", "calls with 2 MiB of lists as arguments, after an open string, four at once", keyed=True)
 async def hidden_values_attack(target: Target) -> None:
-    requests = cycle([target.post(path, body) for path, body in hidden_values()])
-    while target.on():
-        await at_once(target, next(requests), 4)
-        await target.pause(0.2)
+    await target.ask_in_turn([target.post(path, body) for path, body in hidden_values()], 4, pause=0.2)

@@ -3,12 +3,11 @@
 import functools
 import gzip
 import zlib
-from itertools import cycle
 
 import zstandard
 
 from tests.server.bombs import CHAT
-from tests.siege.attacks.bodies import AT_ONCE, PARTS, at_once
+from tests.siege.attacks.bodies import AT_ONCE, PARTS
 from tests.siege.registry import attack
 from tests.siege.target import Target
 
@@ -40,7 +39,5 @@ def compressed() -> list[tuple[str, bytes]]:
     seconds=30,
 )
 async def compressed_bodies(target: Target) -> None:
-    requests = cycle([target.post(CHAT, body, f"Content-Encoding: {coding}") for coding, body in compressed()])
-    while target.on():
-        await at_once(target, next(requests), AT_ONCE)
-        await target.pause(1)
+    requests = [target.post(CHAT, body, f"Content-Encoding: {coding}") for coding, body in compressed()]
+    await target.ask_in_turn(requests, AT_ONCE, pause=1)

@@ -1,6 +1,7 @@
 """Attacks with large numbers of harmless things: choices, wrong keys, connections, aborted requests."""
 
 import asyncio
+from itertools import repeat
 
 from tests.server.bombs import CHAT
 from tests.siege.registry import attack
@@ -21,13 +22,7 @@ async def choices_one_key(target: Target) -> None:
 
 async def many_choices(target: Target) -> None:
     request = target.post(CHAT, {"messages": USER, "max_tokens": 64, "n": 128, "temperature": 1.0})
-
-    async def one() -> None:
-        while target.on():
-            await target.ask(request)
-            await target.pause(0.2)
-
-    await asyncio.gather(*(one() for _ in range(8)))
+    await target.keep_up(repeat(request), 8, pause=0.2)
 
 
 @attack("bad-keys", "400 wrong keys a second on 8 connections")

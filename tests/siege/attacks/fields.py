@@ -1,6 +1,5 @@
 """Attacks with the largest value of every field, in several shapes, on every route."""
 
-import asyncio
 import random
 from collections.abc import Iterator
 from itertools import cycle
@@ -75,12 +74,4 @@ def bodies() -> Iterator[tuple[str, dict[str, Any]]]:
     seconds=60,
 )
 async def largest_fields(target: Target) -> None:
-    following = cycle(bodies())
-
-    async def one() -> None:
-        while target.on():
-            path, body = next(following)
-            await target.ask(target.post(path, body))
-            await target.pause(0.02)
-
-    await asyncio.gather(*(one() for _ in range(PARALLEL)))
+    await target.keep_up((target.post(path, body) for path, body in cycle(bodies())), PARALLEL, pause=0.02)

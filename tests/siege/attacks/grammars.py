@@ -4,7 +4,6 @@ Which grammars these are depends on the version of the library, so a stand-in ta
 `tests/structured_output/slow_grammars.py` says what was seen.
 """
 
-import asyncio
 import itertools
 from collections.abc import Iterator
 
@@ -18,14 +17,9 @@ MASKS = 8
 async def keep_up(target: Target, count: int, texts: Iterator[str]) -> None:
     """Keeps `count` requests in flight, each with the next regular expression."""
 
-    async def one() -> None:
-        while target.on():
-            form = {"regex": next(texts)}
-            body = {"prompt": "hello", "max_tokens": 400, "temperature": 1.0, "structured_outputs": form}
-            await target.ask(target.post("/v1/completions", body))
-            await target.pause(0.05)
-
-    await asyncio.gather(*(one() for _ in range(count)))
+    asked = {"prompt": "hello", "max_tokens": 400, "temperature": 1.0}
+    bodies = (asked | {"structured_outputs": {"regex": text}} for text in texts)
+    await target.keep_up((target.post("/v1/completions", body) for body in bodies), count)
 
 
 def slow_mask(number: int) -> str:

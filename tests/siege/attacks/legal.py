@@ -4,11 +4,10 @@ import asyncio
 import json
 import random
 import time
-from itertools import cycle
 from typing import Any
 
 from tests.server.bombs import CHAT
-from tests.siege.attacks.bodies import SIZE, at_once
+from tests.siege.attacks.bodies import SIZE
 from tests.siege.registry import attack
 from tests.siege.target import REBUFFED, Target
 
@@ -120,10 +119,7 @@ def answers_in_pieces() -> list[tuple[str, bytes]]:
 
 @attack("answers-in-pieces", "earlier answers of 2,000 pieces in turn, four at once, every second", keyed=True)
 async def many_pieces(target: Target) -> None:
-    requests = cycle([target.post(path, body) for path, body in answers_in_pieces()])
-    while target.on():
-        await at_once(target, next(requests), 4)
-        await target.pause(1)
+    await target.ask_in_turn([target.post(path, body) for path, body in answers_in_pieces()], 4, pause=1)
 
 
 @attack("aborted-prompts", "long legal prompts given up after 1 to 200 ms, 20 a second", keyed=True)

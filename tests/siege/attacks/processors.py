@@ -1,7 +1,7 @@
 """Attacks by legal requests with the most work per step: logits processors, stop strings and logprobs."""
 
-import asyncio
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from tests.siege.registry import attack, control
@@ -41,9 +41,4 @@ async def long_answers(target: Target) -> None:
 
 
 async def _answers(target: Target, body: Callable[[int], dict[str, Any]]) -> None:
-    async def one(number: int) -> None:
-        while target.on():
-            await target.ask(target.post("/v1/completions", body(number)))
-            await target.pause(0.05)
-
-    await asyncio.gather(*(one(number) for number in range(REQUESTS)))
+    await target.keep_up((target.post("/v1/completions", body(number)) for number in count()), REQUESTS)

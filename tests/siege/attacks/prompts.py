@@ -3,7 +3,7 @@
 import json
 
 from tests.server.bombs import CHAT
-from tests.siege.attacks.bodies import SIZE, at_once, filled
+from tests.siege.attacks.bodies import SIZE, filled
 from tests.siege.registry import attack
 from tests.siege.target import Target
 
@@ -29,20 +29,13 @@ async def long_prompts(target: Target) -> None:
         target.post("/generate", {"prompt": "a" * len(prose)}),
         target.post("/tokenize", {"prompt": "\u00e9" * (len(prose) // 6)}),
     ]
-    while target.on():
-        for request in requests:
-            if target.on():
-                await at_once(target, request, 4)
-                await target.pause(1)
+    await target.ask_in_turn(requests, 4, pause=1)
 
 
 @attack("nearly-long", "prompts of just under what surely is too long, eight at once, every second", keyed=True)
 async def nearly_long(target: Target) -> None:
     requests = [target.post("/generate", {"prompt": text(size)}) for size in (16_000, 60_000, 250_000)]
-    while target.on():
-        for request in requests:
-            await at_once(target, request, 8)
-            await target.pause(1)
+    await target.ask_in_turn(requests, 8, pause=1)
 
 
 @attack("empty-messages", "70,000 empty messages, two at once, every 2 s", keyed=True, seconds=20)
@@ -50,9 +43,7 @@ async def empty_messages(target: Target) -> None:
     start = b'{"messages":['
     item = b'{"role":"user","content":""}'
     request = target.post(CHAT, filled(start, item, b"]}", len(start) + 70_000 * (len(item) + 1) + 2))
-    while target.on():
-        await at_once(target, request, 2)
-        await target.pause(2)
+    await target.ask_in_turn([request], 2, pause=2)
 
 
 @attack("template-arguments", "2 MiB of tools and chat_template_kwargs, two at once, every 2 s", keyed=True)
@@ -66,7 +57,4 @@ async def template_arguments(target: Target) -> None:
         target.post(CHAT, {"messages": user, "chat_template_kwargs": {"date_string": text(SIZE - 2000)}}),
         target.post(CHAT, {"messages": user, "chat_template_kwargs": {f"k{i}": 1 for i in range(100_000)}}),
     ]
-    while target.on():
-        for request in requests:
-            await at_once(target, request, 2)
-            await target.pause(2)
+    await target.ask_in_turn(requests, 2, pause=2)

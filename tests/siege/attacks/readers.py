@@ -6,7 +6,7 @@ import time
 from tests.server.bombs import CHAT
 from tests.siege.attacks.bodies import SIZE, filled
 from tests.siege.registry import attack
-from tests.siege.target import RECEIVE_BUFFER, Target, Unread
+from tests.siege.target import RECEIVE_BUFFER, Streams, Target, Unread
 
 LONGEST = 90.0  # seconds after which the server must have closed a connection that reads nothing
 LONG_TOKEN = b"569"  # " multiplication", in the demo's vocabulary
@@ -76,13 +76,9 @@ async def unread_streams(target: Target) -> None:
 async def aborted_streams(target: Target) -> None:
     request = target.post(CHAT, {**STORY, "stream": True, "stream_mode": "denoise"})
 
-    async def one() -> None:
-        while target.on():
-            with target.rebuffed():
-                async with target.connection() as (_, writer):
-                    writer.write(request)
-                    await asyncio.sleep(0.3)
-            target.did["aborted"] += 1
-            await target.pause(0.1)
+    async def begin(streams: Streams) -> None:
+        streams[1].write(request)
+        await asyncio.sleep(0.3)
+        target.did["aborted"] += 1
 
-    await asyncio.gather(*(one() for _ in range(8)))
+    await target.hold(8, begin, pause=0.1)

@@ -2,31 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from tests.siege.registry import attack
-from tests.siege.target import REBUFFED, Target
+from tests.siege.target import REBUFFED, Streams, Target
 
 SOCKETS = 300  # more than the server's limit of descriptors
 DESCRIPTORS = 256
 LONGEST = 40.0  # seconds after which a connection without a complete request must have been closed
 SECONDS = 50.0
-
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-async def keep_up(target: Target, count: int, hold: Callable[[Target, Streams], Awaitable[None]]) -> None:
-    """Keeps `count` connections on which `hold` runs. If one ends, another is opened after a second."""
-
-    async def one(number: int) -> None:
-        await target.pause(number / count)
-        while target.on():
-            with target.rebuffed():
-                async with target.connection() as streams:
-                    await hold(target, streams)
-            await target.pause(1)
-
-    await asyncio.gather(*(one(i) for i in range(count)))
 
 
 async def hold_open(target: Target, reader: asyncio.StreamReader, drip: Callable[[], None], every: float) -> None:
@@ -67,16 +51,16 @@ HELD: dict[str, tuple[str, Callable[[Target], bytes], bytes, bytes]] = {
 
 
 def _register(name: str, what: str, request: Callable[[Target], bytes], start: bytes, drip: bytes) -> None:
-    async def hold(target: Target, streams: Streams) -> None:
-        reader, writer = streams
-        if sent := request(target):
-            writer.write(sent)
-            await target.answer(reader)
-        writer.write(start)
-        await hold_open(target, reader, lambda: writer.write(drip), 2)
-
     async def run(target: Target) -> None:
-        await keep_up(target, SOCKETS, hold)
+        async def trickle(streams: Streams) -> None:
+            reader, writer = streams
+            if sent := request(target):
+                writer.write(sent)
+                await target.answer(reader)
+            writer.write(start)
+            await hold_open(target, reader, lambda: writer.write(drip), 2)
+
+        await target.hold(SOCKETS, trickle)
 
     rate = f"{SOCKETS} connections that send {what}; {DESCRIPTORS} descriptors"
     attack(name, rate, seconds=SECONDS, descriptors=DESCRIPTORS)(run)

@@ -5,6 +5,7 @@ that then parses the body as a request answers it with an error.
 """
 
 import asyncio
+from itertools import repeat
 
 from tests.siege.registry import attack
 from tests.siege.target import REBUFFED, Target
@@ -50,14 +51,8 @@ async def log_flood(target: Target) -> None:
     upgrade = target.head("GET", "/health", *UPGRADES[0])
     refused = target.head("GET", "/v1/models")
 
-    async def broken() -> None:
-        while target.on():
-            await target.ask(b"NOT HTTP\r\n\r\n")
-            await target.pause(0.02)
-
-    sorts = [
+    await asyncio.gather(
         *(target.keep_asking(upgrade) for _ in range(12)),
         *(target.keep_asking(refused) for _ in range(4)),
-        *(broken() for _ in range(4)),
-    ]
-    await asyncio.gather(*sorts)
+        target.keep_up(repeat(b"NOT HTTP\r\n\r\n"), 4, pause=0.02),
+    )

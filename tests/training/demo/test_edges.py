@@ -1,6 +1,7 @@
 """Tests of requests outside the limits of the card, of calls among several tools, and of their measurement."""
 
 import collections
+import contextlib
 import json
 import random
 import re
@@ -89,29 +90,21 @@ def test_half_of_the_dialogues_repeat_a_task() -> None:
     assert pairs > 30
 
 
-class Engine:
+def generate(prompts, params):
     """Answers sums of chats rightly, but every fifth second one, and calls a tool that nobody offers otherwise."""
-
-    def __init__(self, **settings: object) -> None: ...
-    def __enter__(self) -> "Engine":
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def generate(self, prompts, params):
-        texts = []
-        for at, messages in enumerate(prompts):
-            found = re.fullmatch(r"What is (\d+) \+ (\d+)\?", messages[-1]["content"])
-            if found is None or messages[0]["role"] == "system":
-                texts.append('<tool_call>\n{"name": "nothing", "arguments": {}}\n</tool_call>')
-            else:
-                a, b = map(int, found.groups())
-                texts.append(f"{a} + {b} = {a + b + (len(messages) == 3 and at % 5 == 0)}.")
-        return [SimpleNamespace(text=text, token_ids=[1], eos=0, nfe=1) for text in texts]
+    texts = []
+    for at, messages in enumerate(prompts):
+        found = re.fullmatch(r"What is (\d+) \+ (\d+)\?", messages[-1]["content"])
+        if found is None or messages[0]["role"] == "system":
+            texts.append('<tool_call>\n{"name": "nothing", "arguments": {}}\n</tool_call>')
+        else:
+            a, b = map(int, found.groups())
+            texts.append(f"{a} + {b} = {a + b + (len(messages) == 3 and at % 5 == 0)}.")
+    return [SimpleNamespace(text=text, token_ids=[1], eos=0, nfe=1) for text in texts]
 
 
 def test_wrong_turns_and_calls_of_unknown_tools_are_counted(monkeypatch, tmp_path, capsys) -> None:
-    monkeypatch.setattr(runtime, "LLM", Engine)
+    monkeypatch.setattr(runtime, "LLM", lambda **flags: contextlib.nullcontext(SimpleNamespace(generate=generate)))
     out = tmp_path / "edges.json"
     assert edges.main(["--n", "16", "--per-kind", "1", "--json", str(out)]) == 0
     rows = {row["name"]: row for row in json.loads(out.read_text())["edges"]}

@@ -1,5 +1,6 @@
 """Tests of the plots of stories: the token offsets of their roles, and their counts."""
 
+import contextlib
 import json
 import random
 from types import SimpleNamespace
@@ -12,21 +13,13 @@ from training.demo.tokenizer import ChatEncoder, make_tokenizer
 
 
 def test_plots_are_counted_among_right_stories_only(monkeypatch, tmp_path, capsys) -> None:
-    """The engine is replaced. Every second of its stories is wrong."""
+    def generate(prompts, params):
+        """Writes stories, every second of which is wrong."""
+        roles = next(roles for prompt, roles in plots.REQUESTS.items() if prompt == prompts[0][0]["content"])
+        texts = [write(random.Random(p.seed), **roles) for p in params]
+        return [SimpleNamespace(text=t if i % 2 else t.replace(" near ", " under ")) for i, t in enumerate(texts)]
 
-    class Engine:
-        def __init__(self, **settings: object) -> None: ...
-        def __enter__(self) -> "Engine":
-            return self
-
-        def __exit__(self, *error: object) -> None: ...
-
-        def generate(self, prompts, params):
-            roles = next(roles for prompt, roles in plots.REQUESTS.items() if prompt == prompts[0][0]["content"])
-            texts = [write(random.Random(p.seed), **roles) for p in params]
-            return [SimpleNamespace(text=t if i % 2 else t.replace(" near ", " under ")) for i, t in enumerate(texts)]
-
-    monkeypatch.setattr(runtime, "LLM", Engine)
+    monkeypatch.setattr(runtime, "LLM", lambda **flags: contextlib.nullcontext(SimpleNamespace(generate=generate)))
     out = tmp_path / "plots.json"
     assert plots.main(["--seeds", "120", "--json", str(out)]) == 0
     rows = json.loads(out.read_text())["requests"]
