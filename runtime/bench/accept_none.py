@@ -15,7 +15,10 @@ from runtime.worker.model_runner import ModelRunner, RunnerStats
 
 
 class AcceptNoneRunner:
-    """Runs a model runner, and replaces its results by ones without changes, also on the device."""
+    """Runs a model runner, and replaces its results by ones without changes.
+
+    Blocks need not advance, so a threshold that nothing reaches leaves them unchanged on the device too.
+    """
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
@@ -23,11 +26,10 @@ class AcceptNoneRunner:
         self.rows: list[int] = []  # of each step
         self._held = False
         self._same: BlockResults | None = None
-        self._before: tuple[torch.Tensor, torch.Tensor] | None = None  # tokens and states before the sampling
 
     def hold(self) -> None:
         """Reuses the results of the next step for all later steps, which must sample the same blocks."""
-        self._held, self._same, self._before = True, None, None
+        self._held, self._same = True, None
 
     @property
     def stats(self) -> RunnerStats:
@@ -49,10 +51,9 @@ class AcceptNoneRunner:
         return self.runner.must_split(blocks)
 
     def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
+        if blocks is not None:
+            blocks = _not_advancing(blocks)
         self.plan = replace(self.plan, blocks=blocks)
-        states = self.runner.states
-        if self._before is None or not self._held:
-            self._before = states.tokens.clone(), states.states.clone()
         self.runner.launch_sampling(blocks)
 
     def wait(self) -> bool:
@@ -66,9 +67,6 @@ class AcceptNoneRunner:
 
     def results(self) -> BlockResults:
         results, blocks = self.runner.results(), self.plan.blocks
-        assert self._before is not None
-        self.runner.states.tokens.copy_(self._before[0])
-        self.runner.states.states.copy_(self._before[1])
         if blocks is None:
             if self.runner.device.type == "cuda":
                 torch.cuda.synchronize(self.runner.device)  # a step with sampled blocks waits for its results
@@ -83,6 +81,11 @@ class AcceptNoneRunner:
                 edits=none, remasks=none, forced=never, finished=never,
             )  # fmt: skip
         return self._same
+
+
+def _not_advancing(blocks: DenoiseBlocks) -> DenoiseBlocks:
+    parts = tuple(_not_advancing(part) for part in blocks.per_request)
+    return replace(blocks, must_advance=np.zeros_like(blocks.must_advance), per_request=parts)
 
 
 def count_experts(model: torch.nn.Module, runner: ModelRunner, plan: StepPlan) -> list[int]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from runtime.scheduling.step_plan import REMASKED, STATE_BITS, Ints, StateWrite
+from runtime.scheduling.step_plan import FIXED, REMASKED, STATE_BITS, Ints, StateWrite
 from runtime.worker.host_buffers import Arrays, PinnedBuffer
 
 
@@ -92,12 +92,14 @@ class RequestStates:
         return BlockContent(entry, self.tokens[entry].long(), states & STATE_BITS, (states & REMASKED) != 0)
 
     def scatter(self, before: BlockContent, tokens: torch.Tensor, state: torch.Tensor, remasked: torch.Tensor) -> None:
-        """Writes blocks after a step, which has not changed FIXED positions.
+        """Writes blocks after a step. FIXED positions keep their tokens, whatever the algorithm returns for them.
+
+        Otherwise the candidate of a padding row, which may be no id, would become the token of the padding.
 
         Args:
             before: the blocks before the step.
             tokens, state: int64 and int8 [n, B].
             remasked: bool [n, B], positions that this step has masked again.
         """
-        self.tokens[before.entry] = tokens.int()
+        self.tokens[before.entry] = torch.where(before.state == FIXED, before.tokens, tokens).int()
         self.states[before.entry] = torch.where(before.remasked | remasked, state + REMASKED, state)

@@ -36,7 +36,7 @@ def test_blocks_of_unequal_size_are_read_and_written_alone() -> None:
     open_ = before.state != FIXED
     remasked = torch.zeros_like(open_)
     remasked[0, 0] = True
-    tokens, state = torch.where(open_, MASK, before.tokens), torch.where(open_, MASKED, before.state)
+    tokens, state = torch.where(open_, MASK, 10**12), torch.where(open_, MASKED, before.state)  # no token if FIXED
     states.scatter(before, tokens, state, remasked)
     after = blocks(states)
     assert after.tokens.tolist() == [[MASK] * 4, [1, MASK, 0, 0], [0] * 4]
