@@ -133,8 +133,11 @@ class DenoiseBlocks:
 
     Attributes:
         rows: [n], row whose logits belong to the first position of each block; the next rows follow it.
-        tokens: [n, B].
-        state: [n, B], FIXED, MASKED or UNMASKED.
+        req_slot: [n], slot of each block's request in the runner, which has its content.
+        start: [n], position of the first token.
+        size: [n], number of positions.
+        tokens: [n, B], the host's copy of the content.
+        state: [n, B], the host's copy: FIXED, MASKED or UNMASKED.
         sampled: [n, B], positions whose logits the algorithms need.
         must_advance: [n], whether the algorithm must unmask a position even if none passes its threshold.
         num_advance_steps: [n], earlier steps with `must_advance`.
@@ -143,12 +146,7 @@ class DenoiseBlocks:
         post_edit_steps: [n], earlier steps that began without a mask.
         sampling: None if all blocks are greedy.
         groups: one per algorithm; each block belongs to one.
-        remasked: [n, B], positions that were masked again in an earlier step, without `start`. None: none.
         noise_uniforms: [n, B], uniform random numbers from which uniform-noise algorithms draw new tokens.
-        req_slot: [n], slot of each block's request in the runner.
-        start: [n], position of the first token. The runner has the content of the blocks, and `tokens` and `state` are
-            the host's copies of it. None: the runner reads these arrays instead.
-        size: [n], positions.
         self_conditioned: whether some algorithm uses self-conditioning.
         logits_processors: None without logits processors.
         grammar_blocks, forced_tokens: blocks that no algorithm fills; none of their positions is sampled.
@@ -157,6 +155,9 @@ class DenoiseBlocks:
     """
 
     rows: Ints
+    req_slot: Ints
+    start: Ints
+    size: Ints
     tokens: Ints
     state: Bytes
     sampled: Bools
@@ -167,11 +168,7 @@ class DenoiseBlocks:
     post_edit_steps: Ints
     sampling: SamplingInputs | None
     groups: tuple[AlgorithmBatch, ...]
-    remasked: Bools | None = None
     noise_uniforms: Floats | None = None
-    req_slot: Ints | None = None
-    start: Ints | None = None
-    size: Ints | None = None
     self_conditioned: bool = False
     logits_processors: LogitsProcessorBatch | None = None
     grammar_blocks: tuple[GrammarBlock, ...] = ()

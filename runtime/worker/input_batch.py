@@ -100,16 +100,11 @@ class AlgorithmDescriptor:
 
 @dataclass(frozen=True)
 class SampleDescriptor:
-    """Everything on which the launches of sampling depend: `blocks` of `size` positions, in groups.
-
-    Attributes:
-        stored: the content of the blocks is in `RequestStates`.
-    """
+    """Everything on which the launches of sampling depend: `blocks` of `size` positions, in groups."""
 
     blocks: int
     size: int
     groups: tuple[AlgorithmDescriptor, ...]
-    stored: bool = True
     uniform_noise: bool = False
     self_conditioned: bool = False
     has_logits_processors: bool = False  # such a step is not captured
@@ -179,6 +174,8 @@ def sample_inputs(blocks: DenoiseBlocks, states: RequestStates) -> tuple[SampleD
         "block": block,
         "at": at,
         "num_valid": np.array([len(at)], dtype=np.int32),
+        "block_first": states.entries(blocks.req_slot, blocks.start),
+        "block_size": blocks.size,
         **{name: getattr(blocks, name) for name in BLOCK_ARRAYS},
     }
     if several:
@@ -186,17 +183,9 @@ def sample_inputs(blocks: DenoiseBlocks, states: RequestStates) -> tuple[SampleD
         for group in blocks.groups:
             block_in_group[group.members] = np.arange(len(group.members))
         arrays["block_in_group"] = block_in_group[block]
-    if blocks.start is None:
-        remasked = np.zeros_like(blocks.sampled) if blocks.remasked is None else blocks.remasked
-        arrays |= {"block_tokens": blocks.tokens, "block_state": blocks.state, "remasked": remasked}
-    else:
-        assert blocks.req_slot is not None
-        assert blocks.size is not None
-        arrays |= {"block_first": states.entries(blocks.req_slot, blocks.start), "block_size": blocks.size}
     if blocks.noise_uniforms is not None:
         arrays["noise_uniforms"] = blocks.noise_uniforms
     if blocks.self_conditioned:
-        assert blocks.req_slot is not None
         arrays["req_slot"] = blocks.req_slot
     if blocks.logits_processors is not None:
         arrays |= logits_processor_arrays(blocks.logits_processors)
@@ -204,43 +193,39 @@ def sample_inputs(blocks: DenoiseBlocks, states: RequestStates) -> tuple[SampleD
         random = np.flatnonzero(kind % 3)
         arrays["sampling_params"] = blocks.sampling.params[block[random]]
         arrays["uniform"] = blocks.sampling.uniform[block[random], at[random]]
-    groups = []
-    for i, (group, (num_greedy, num_unfiltered, num_filtered)) in enumerate(
-        zip(blocks.groups, counts.tolist(), strict=True)
-    ):
-        algorithm = group.algorithm
-        top_k = 0
-        if group.required_stats & LogitStat.TOP_K and TOKEN_MERGE_TOP_K.name in algorithm.columns:
-            top_k = int(group.params[:, algorithm.columns[TOKEN_MERGE_TOP_K.name]].max())
+    for i, group in enumerate(blocks.groups):
+        arrays[f"params{i}"] = group.params
         if several:
             arrays[f"members{i}"] = group.members
-        arrays[f"params{i}"] = group.params
-        history_len = 0
         if group.history is not None:
             arrays[f"history{i}"] = group.history
-            history_len = group.history.shape[2]
-        groups.append(
-            AlgorithmDescriptor(
-                algorithm=algorithm,
-                required_stats=group.required_stats,
-                blocks=len(group.members),
-                rows=num_greedy + num_unfiltered + num_filtered,
-                num_random=num_unfiltered + num_filtered,
-                num_filtered=num_filtered,
-                history_len=history_len,
-                top_k=top_k,
-            )
-        )
     shape = SampleDescriptor(
         blocks=len(blocks.tokens),
         size=blocks.tokens.shape[1],
-        groups=tuple(groups),
-        stored=blocks.start is not None,
+        groups=tuple(map(_algorithm_descriptor, blocks.groups, counts.tolist())),
         uniform_noise=blocks.noise_uniforms is not None,
         self_conditioned=blocks.self_conditioned,
         has_logits_processors=blocks.logits_processors is not None,
     )
     return shape, arrays
+
+
+def _algorithm_descriptor(group: AlgorithmBatch, counts: list[int]) -> AlgorithmDescriptor:
+    """Returns the descriptor of a group with so many greedy, random and filtered random rows."""
+    algorithm, (num_greedy, num_unfiltered, num_filtered) = group.algorithm, counts
+    top_k = 0
+    if group.required_stats & LogitStat.TOP_K and TOKEN_MERGE_TOP_K.name in algorithm.columns:
+        top_k = int(group.params[:, algorithm.columns[TOKEN_MERGE_TOP_K.name]].max())
+    return AlgorithmDescriptor(
+        algorithm=algorithm,
+        required_stats=group.required_stats,
+        blocks=len(group.members),
+        rows=num_greedy + num_unfiltered + num_filtered,
+        num_random=num_unfiltered + num_filtered,
+        num_filtered=num_filtered,
+        history_len=0 if group.history is None else group.history.shape[2],
+        top_k=top_k,
+    )
 
 
 def _sort_by_group(blocks: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:

@@ -328,11 +328,9 @@ class ModelStep:
         fused = self._fused_unmask(descriptor, inputs, hidden)
         if fused is not None:
             return fused
-        before = None
-        if descriptor.stored:
-            before = self.states.gather(inputs["block_first"], inputs["block_size"], descriptor.size)
-            content = {"block_tokens": before.tokens, "block_state": before.state, "remasked": before.remasked}
-            inputs = {**inputs, **content}
+        before = self.states.gather(inputs["block_first"], inputs["block_size"], descriptor.size)
+        content = {"block_tokens": before.tokens, "block_state": before.state, "remasked": before.remasked}
+        inputs = {**inputs, **content}
         state, self_conditioning = self.self_conditioning_state, None
         if state is not None and descriptor.self_conditioned:
             self_conditioning = state.new_zeros(descriptor.blocks, *state.shape[1:])  # [n, block, width]
@@ -348,12 +346,11 @@ class ModelStep:
         found = make_sampler_output(
             inputs["block_tokens"], inputs["block_state"], decided, mask_id=self.mask_id, eos_ids=self.eos_ids
         )
-        if before is not None:
-            after = found["state"]
-            if descriptor.uniform_noise:  # all of a canvas is masked before each step
-                continues = found["numbers"][FINISHED][:, None] == 0
-                after = torch.where(continues & (before.state != FIXED), MASKED, after)
-            self.states.scatter(before, found["tokens"], after, found["remasked"])
+        after = found["state"]
+        if descriptor.uniform_noise:  # all of a canvas is masked before each step
+            continues = found["numbers"][FINISHED][:, None] == 0
+            after = torch.where(continues & (before.state != FIXED), MASKED, after)
+        self.states.scatter(before, found["tokens"], after, found["remasked"])
         return found | history
 
     def _fused_unmask(
@@ -377,7 +374,6 @@ class ModelStep:
             or descriptor.uniform_noise
             or descriptor.self_conditioned
             or descriptor.has_logits_processors
-            or not descriptor.stored
         ):
             return None
         token, conf = self.sampler.candidates.greedy(lm_head, hidden, inputs["num_valid"])

@@ -58,6 +58,9 @@ def _step(runner: ModelRunner, rows: int, max_seq_len: int, active_lora_modules:
     token = runner.mask_id or 0
     block_plan = DenoiseBlocks(
         rows=np.arange(0, total, size),
+        req_slot=none,
+        start=none,
+        size=none,  # no step changes a request
         tokens=np.full(shape, token),
         state=np.full(shape, MASKED, dtype=np.int8),
         sampled=np.ones(shape, dtype=np.bool_),
@@ -68,7 +71,6 @@ def _step(runner: ModelRunner, rows: int, max_seq_len: int, active_lora_modules:
         post_edit_steps=none,
         sampling=SamplingInputs(np.tile([1.0, 0.9, 0.0, 0.0], (blocks, 1)), np.zeros(shape)),
         groups=(AlgorithmBatch(rule, np.arange(blocks), params, sum(LogitStat)),),
-        req_slot=none,
         self_conditioned=True,
     )
     first = np.zeros(len(counts), dtype=np.int64)

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from runtime.algorithms.base import BlockBatch, UnmaskingAlgorithm
-from runtime.scheduling.step_plan import DenoiseBlocks
+from runtime.scheduling.step_plan import REMASKED, DenoiseBlocks, StateWrite
+from runtime.worker.host_buffers import PinnedBuffer
 from runtime.worker.input_batch import sample_inputs
 from runtime.worker.request_states import RequestStates
 from runtime.worker.sampler import Sampler
@@ -19,10 +21,28 @@ def make_sampling_params(
     return torch.stack([column.double() for column in columns], 1)
 
 
+def alone(n: int, size: int) -> dict[str, np.ndarray]:
+    """Returns where `n` blocks are that are all of a request each, as arguments of DenoiseBlocks."""
+    return {"req_slot": np.arange(n), "start": np.zeros(n, dtype=np.int64), "size": np.full(n, size)}
+
+
 def sample_plan(
-    sampler: Sampler, blocks: DenoiseBlocks, hidden: torch.Tensor, self_conditioning: torch.Tensor | None = None
-) -> Iterator[tuple[UnmaskingAlgorithm, torch.Tensor | None, BlockBatch]]:
-    """Returns the results of ``Sampler.block_batches``. `hidden`: [rows, hidden] of all rows of the step."""
-    descriptor, arrays = sample_inputs(blocks, RequestStates(0, 0, torch.device("cpu")))
+    sampler: Sampler, blocks: DenoiseBlocks, hidden: torch.Tensor, self_conditioning: torch.Tensor | None = None,
+    remasked: np.ndarray | None = None,
+) -> Iterator[tuple[UnmaskingAlgorithm, torch.Tensor | None, BlockBatch]]:  # fmt: skip
+    """Returns the results of ``Sampler.block_batches`` for blocks that are `alone`.
+
+    Args:
+        hidden: [rows, hidden] of all rows of the step.
+        remasked: bool [n, B], positions that were masked again in an earlier step. None: none.
+    """
+    n, size = blocks.tokens.shape
+    states = RequestStates(n, size, hidden.device)
+    content = blocks.state if remasked is None else blocks.state + remasked * np.int8(REMASKED)
+    writes = [StateWrite(i, 0, *each) for i, each in enumerate(zip(blocks.tokens, content, strict=True))]
+    states.write(writes, PinnedBuffer(hidden.device))
+    descriptor, arrays = sample_inputs(blocks, states)
     inputs = {name: torch.from_numpy(array).to(hidden.device) for name, array in arrays.items()}
+    before = states.gather(inputs["block_first"], inputs["block_size"], size)
+    inputs |= {"block_tokens": before.tokens, "block_state": before.state, "remasked": before.remasked}
     return sampler.block_batches(descriptor, inputs, hidden[inputs["rows"]], self_conditioning)
