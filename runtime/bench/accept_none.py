@@ -17,7 +17,8 @@ from runtime.worker.model_runner import ModelRunner, RunnerStats
 class AcceptNoneRunner:
     """Runs a model runner, and replaces its results by ones without changes.
 
-    Blocks need not advance, so a threshold that nothing reaches leaves them unchanged on the device too.
+    Blocks need not advance, so a threshold that nothing exceeds leaves them unchanged on the device too. Canvases of
+    noise change there in each step.
     """
 
     def __init__(self, runner: ModelRunner) -> None:

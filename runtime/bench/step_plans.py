@@ -152,7 +152,7 @@ class StepPlans:
         page_ids = np.random.default_rng(7).permutation(self.pages)[: len(batch) * page_groups]
         for scheduled, pages in zip(batch, page_ids.reshape(-1, page_groups).tolist(), strict=True):
             scheduled.request.req_slot = table.allocate_row()
-            scheduled.request.pending_writes = [(0, len(scheduled.request.tokens))]
+            scheduled.request.pending_writes = [(scheduled.start, scheduled.end)]
             table.write(scheduled.request.req_slot, 0, pages)
         builder = InputBuilder(table, self.strategy)
         plan = builder.plan(batch)

@@ -101,7 +101,11 @@ def _threshold_unmask(
     COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr, STEPS: tl.constexpr, SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
     ROWS: tl.constexpr, EOS: tl.constexpr,
 ):  # fmt: skip
-    """Processes one block per program."""
+    """Processes one block per program, in place.
+
+    Warps that hold the same positions load them before one of them stores: the search for rows, at least one, has a
+    barrier.
+    """
     block = tl.program_id(0)
     at = tl.arange(0, SIZE_P2)
     flat = block * SIZE + at

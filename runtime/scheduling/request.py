@@ -280,9 +280,9 @@ class Request:
         return at
 
     def take_writes(self) -> list[StateWrite]:
-        """Returns the content of `pending_writes`, which the runner stores."""
+        """Returns the content of `pending_writes`, which the runner stores. A request without a slot has none."""
         writes: list[StateWrite] = []
-        if not self.pending_writes:
+        if not self.pending_writes or self.req_slot < 0:
             return writes
         spans, self.pending_writes = self.pending_writes, []
         for start, end in spans:

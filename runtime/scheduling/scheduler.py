@@ -138,7 +138,8 @@ class Scheduler:
                 budget_exhausted = len(order) > 1
                 break
         self._budget_exhausted = budget_exhausted
-        return list(batch.values())
+        # A preemption applies results of the last step, at which a request may fail.
+        return [scheduled for scheduled in batch.values() if scheduled.request.status is running]
 
     def may_repeat(self, batch: list[ScheduledRequest]) -> bool:
         """Returns whether the next step may have the same requests with the same rows, if their blocks continue."""
@@ -214,7 +215,7 @@ class Scheduler:
             victim = self._preemption_victim()
             batch.pop(victim.arrival_index, None)
             self._preempt(victim)
-            if victim is request:
+            if request.status is not Status.RUNNING:
                 return False
         self._append_page_groups(request, self.cache.allocate(missing))
         return True
@@ -227,8 +228,8 @@ class Scheduler:
         """Frees the pages of a running request, which waits again. A finished request is released."""
         if request.output_deferred:  # another slot gets its state
             self.finish_deferred()
-            if request.status is Status.RELEASED:
-                return
+        if request.status is Status.RELEASED:  # the strategy failed on its results
+            return
         if request.finished:
             self.release(request)  # its last blocks are not cached; that is not counted as a preemption
             return

@@ -32,8 +32,8 @@ class Strategy:
     In each step, the engine calls `plan_forward`, runs the forward pass, and calls `update`. If the step is not
     scheduled, `plan_forward` is called again. It is idempotent: the second call changes nothing.
 
-    The runner has the tokens and states of requests, and stores the results of each step. Content that a strategy itself
-    writes must be added to ``Request.pending_writes``.
+    The runner has the tokens and states of requests, and stores the results of each step. A strategy adds the ranges of
+    other content that it writes to ``Request.pending_writes``.
 
     The engine forwards final tokens itself, before the open blocks or together with them: prompts, finished blocks, or
     both after a preemption. A strategy only limits the chunk size. ``Request.reused_kv_spans`` has rows of open

@@ -33,6 +33,7 @@ from runtime.worker.graph_padding import (
     pad_forward_inputs,
     pad_sample_inputs,
     sample_buffer_specs,
+    sample_output_nbytes,
 )
 from runtime.worker.host_buffers import ArraySpecs, BufferLayout, BufferView, StaticBuffer, pack, tensor_specs
 from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor, sample_inputs
@@ -188,13 +189,14 @@ class CudaGraphRunner(ModelRunner):
         self._last_conditioned: SelfConditioningRows | None = None  # self-conditioning rows of that forward
         self._static_hidden_states: torch.Tensor | None = None  # of the last replayed forward, [max rows, hidden]
         self._sample_graph: CapturedGraph | None = None  # graph of the current step's sampling, if it was replayed
+        self._max_rows = largest.rows
         nbytes = BufferLayout(forward_buffer_specs(sizes.forward_descriptors()[0], sizes.block_size)).nbytes
         self._forward_memory, self._sample_memory, self._output_memory = (
             StaticBuffer(self.device, max(2 * nbytes, MIN_BUFFER_BYTES)) for _ in range(3)
         )
 
     def launch_forward(self, plan: StepPlan) -> None:
-        launched = self.has_launched(plan)
+        launched, self._next_launched = self.has_launched(plan), False
         self._may_capture = True
         self.states.write(plan.writes, self.h2d)
         self._plan, self._eager_reason, self.hidden_states = plan, None, None
@@ -305,7 +307,7 @@ class CudaGraphRunner(ModelRunner):
                     self._last_layout, self._last_graph = plan.layout, graph
                     self._last_conditioned = plan.self_conditioning
                 assert self._static_hidden_states is not None
-                return self._static_hidden_states, None
+                return self._static_hidden_states, None if graph is not None else EagerReason.NOT_CAPTURED
         self.timer.begin()
         reason = EagerReason.TOO_LARGE if padded is None else EagerReason.NOT_CAPTURED
         return self.model_step.forward(descriptor, self.h2d.to_device(arrays)), reason
@@ -316,8 +318,7 @@ class CudaGraphRunner(ModelRunner):
         def work() -> None:
             hidden_states = self.model_step.forward(descriptor, inputs)
             if self._static_hidden_states is None:
-                max_rows = self.sizes.forward_descriptors()[0].rows
-                self._static_hidden_states = hidden_states.new_zeros(max_rows, *hidden_states.shape[1:])
+                self._static_hidden_states = hidden_states.new_zeros(self._max_rows, *hidden_states.shape[1:])
             self._static_hidden_states[: descriptor.rows].copy_(hidden_states)
 
         graph = self._get_graph(
@@ -338,7 +339,9 @@ class CudaGraphRunner(ModelRunner):
                 out.set_specs(tensor_specs(found))
             pack(found, out, self._output_memory.device)
 
-        graph = self._get_graph(descriptor, lambda: sample_buffer_specs(descriptor), self._sample_memory)
+        graph = None
+        if sample_output_nbytes(descriptor) <= len(self._output_memory):
+            graph = self._get_graph(descriptor, lambda: sample_buffer_specs(descriptor), self._sample_memory)
         if graph is None:
             return None
         inputs, out = graph.device_inputs, graph.output_layout

@@ -318,6 +318,16 @@ def sample_buffer_specs(descriptor: SampleDescriptor) -> ArraySpecs:
     return found
 
 
+def sample_output_nbytes(descriptor: SampleDescriptor) -> int:
+    """Returns an upper bound of the bytes of the output of sampling."""
+    positions = descriptor.blocks * descriptor.size
+    found = 128 * descriptor.blocks + 16 * positions + 1024  # counters, tokens, states, and the alignment of arrays
+    for group in descriptor.groups:
+        values = 2 * group.top_k + group.history_len * len(group.algorithm.history_fields)
+        found += group.blocks * descriptor.size * values * F64.itemsize
+    return found
+
+
 def pad_sample_inputs(
     into: Views, descriptor: SampleDescriptor, arrays: Arrays, padded: SampleDescriptor, sizes: CaptureSizes
 ) -> None:

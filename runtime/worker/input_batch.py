@@ -270,7 +270,8 @@ class InputBuilder:
         self._has_soft_embeddings = self._has_self_conditioning = False
 
     def plan(self, batch: list[ScheduledRequest]) -> StepPlan:
-        """Returns the plan of a step without its blocks. Of its requests, only `pending_writes` must be current."""
+        """Returns the plan of a step without its blocks. Of its requests, only the content of `pending_writes` must be
+        current."""
         if self._layout is None or self._cache_key[0] != self.table.version or self._batch != batch:
             cache_key = self._make_cache_key(batch)
             if self._layout is None or self._cache_key != cache_key:
@@ -280,7 +281,7 @@ class InputBuilder:
         return self.replan(batch)
 
     def replan(self, batch: list[ScheduledRequest]) -> StepPlan:
-        """Returns the next plan of the same batch, without access to the state of its requests."""
+        """Returns the next plan of the same batch. It reads the content of `pending_writes` alone."""
         assert self._layout is not None
         writes = [write for scheduled in batch for write in scheduled.request.take_writes()]
         earlier = any(scheduled.recompute is not None for scheduled in batch)  # ids of an earlier step
@@ -375,7 +376,8 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
             row = block.logits_start + offset
             numbers += (
                 row, block.must_advance, block.num_advance_steps, block.initial_masks, block.step_budget,
-                block.post_edit_steps, request.req_slot, block.start, block.size,
+                block.post_edit_steps, request.req_slot, block.start,
+                block.size if request.req_slot >= 0 else 0,  # a released request has no content
             )  # fmt: skip
     if not blocks:
         return None

@@ -213,7 +213,8 @@ class ModelRunner:
             return self.results()
 
     def batch(self, plan: StepPlan) -> ForwardBatch:
-        """Returns the plan's forward batch on the device."""
+        """Returns the plan's forward batch on the device, after its writes."""
+        self.states.write(plan.writes, self.h2d)
         return self.model_step.batch(*self._forward_inputs(plan))
 
     @torch.inference_mode()
@@ -430,7 +431,8 @@ class RunnerStats:
         graphs_pending: CUDA graphs that `capture_next` has yet to capture.
         last_device_seconds: device time of the last step. None: unknown.
         device_seconds: device time of each step that sampled.
-        gap_seconds: time for which the device did nothing before each of these steps, if the step before sampled too.
+        gap_seconds: time between the end of a step that sampled and the forward of the next one. Writes of the host and
+            a forward that was launched in vain lie in it.
     """
 
     replayed: int = 0

@@ -1,8 +1,8 @@
 """Tokens and states of the positions of all running requests, on the device of the model.
 
-A forward reads its tokens here, and the sampling of a block reads and writes its tokens and states. The host writes
-what no sampling does: requests that begin to run, noise of new canvases, and tokens of grammars. It sends the numbers
-of slots and positions, not the content.
+A forward reads its tokens here, and the sampling of a block reads and writes its tokens and states. So steps need only
+the numbers of slots and positions. The host writes what no sampling does: requests that begin to run, noise of new
+canvases, and tokens of grammars.
 """
 
 from __future__ import annotations

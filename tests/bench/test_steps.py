@@ -91,7 +91,7 @@ def test_blocks_of_diffusion_gemma_are_all_noise():
     noise = plans("diffusion_gemma").decode(3, 64)
     assert noise.blocks.sampled.all()
     assert [group.algorithm.key for group in noise.blocks.groups] == ["noise"]
-    assert all(len(set(write.tokens[64:].tolist())) > 4 for write in noise.writes)
+    assert all(len(set(write.tokens.tolist())) > 4 for write in noise.writes)
 
 
 def test_a_canvas_of_diffusion_gemma_is_a_second_step_behind_a_causal_prompt():

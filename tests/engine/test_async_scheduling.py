@@ -155,15 +155,19 @@ def test_a_request_added_after_an_early_launch_joins_one_step_later(monkeypatch:
     }
 
 
-def test_a_request_aborted_after_an_early_launch_gets_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    several = asking(36, 36)
-    watched = Watched(SETUP, several, monkeypatch)
+@pytest.mark.parametrize(("aborted", "other"), [("r1", "r0"), ("r0", "r1")])
+def test_a_request_aborted_after_an_early_launch_gets_no_output(
+    aborted: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is full. The step samples the request once more, without a slot, and changes that of no other."""
+    several, setup = asking(36, 36), replace(SETUP, max_reqs=2)
+    watched = Watched(setup, several, monkeypatch)
     watched.until_early()
-    watched.engine.abort("r1")
-    emitted = len(watched.received["r1"])
+    watched.engine.abort(aborted)
+    emitted = len(watched.received[aborted])
     watched.drain()
-    assert len(watched.received["r1"]) == emitted
-    assert watched.tokens("r0") == run_all(SETUP, several).received["r0"].tokens
+    assert len(watched.received[aborted]) == emitted
+    assert watched.tokens(other) == run_all(setup, several).received[other].tokens
 
 
 def test_a_launched_step_is_not_run_if_all_its_requests_were_aborted(monkeypatch: pytest.MonkeyPatch) -> None:

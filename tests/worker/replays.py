@@ -14,6 +14,8 @@ from runtime import LLM, SamplingParams
 from runtime.request.eager_reason import EagerReason
 from runtime.worker import memory
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly
+from runtime.worker.graph_padding import sample_output_nbytes
+from runtime.worker.host_buffers import BufferLayout, tensor_specs
 from runtime.worker.model_runner import ModelStep
 from tests.golden import GOLDEN
 from tests.models.golden_answers import SERVER, cases
@@ -122,7 +124,9 @@ def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if not graph_safe:
             return sample(self, *args)
         with Quiet():
-            return sample(self, *args, graph_safe=True)
+            found = sample(self, *args, graph_safe=True)
+        assert BufferLayout(tensor_specs(found)).nbytes <= sample_output_nbytes(args[0])
+        return found
 
     monkeypatch.setattr(ModelStep, "sample", watched)
     yield
