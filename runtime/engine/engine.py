@@ -61,7 +61,6 @@ class Engine:
         self._output_processor = OutputProcessor(
             strategy, self.scheduler, self._stats, self._step_stats, self._requests, self.grammar_queue, grammars
         )
-
         self.scheduler.finish_deferred = self._output_processor.finish_deferred
 
     def add(self, spec: RequestSpec) -> None:

@@ -330,8 +330,7 @@ class ModelStep:
         if fused is not None:
             return fused
         before = self.states.gather(inputs["block_first"], inputs["block_size"], descriptor.size)
-        content = {"block_tokens": before.tokens, "block_state": before.state, "remasked": before.remasked}
-        inputs = {**inputs, **content}
+        inputs = {**inputs, **before.inputs()}
         state, self_conditioning = self.self_conditioning_state, None
         if state is not None and descriptor.self_conditioned:
             self_conditioning = state.new_zeros(descriptor.blocks, *state.shape[1:])  # [n, block, width]
@@ -344,9 +343,7 @@ class ModelStep:
                 history[f"history{i}"] = blocks.history
         if state is not None and self_conditioning is not None:
             state[inputs["req_slot"]] = self_conditioning
-        found = make_sampler_output(
-            inputs["block_tokens"], inputs["block_state"], decided, mask_id=self.mask_id, eos_ids=self.eos_ids
-        )
+        found = make_sampler_output(before.tokens, before.state, decided, mask_id=self.mask_id, eos_ids=self.eos_ids)
         after = found["state"]
         if descriptor.uniform_noise:  # all of a canvas is masked before each step
             continues = found["numbers"][FINISHED][:, None] == 0

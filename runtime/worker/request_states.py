@@ -25,6 +25,10 @@ class BlockContent(NamedTuple):
     state: torch.Tensor  # int8 [n, B]
     remasked: torch.Tensor  # bool [n, B], positions that were masked again in an earlier step
 
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Returns the content by the names that sampling reads."""
+        return {"block_tokens": self.tokens, "block_state": self.state, "remasked": self.remasked}
+
 
 class RequestStates:
     """One-dimensional tables of tokens and states. Each slot has `max_len` consecutive entries.

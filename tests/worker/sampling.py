@@ -43,6 +43,5 @@ def sample_plan(
     states.write(writes, PinnedBuffer(hidden.device))
     descriptor, arrays = sample_inputs(blocks, states)
     inputs = {name: torch.from_numpy(array).to(hidden.device) for name, array in arrays.items()}
-    before = states.gather(inputs["block_first"], inputs["block_size"], size)
-    inputs |= {"block_tokens": before.tokens, "block_state": before.state, "remasked": before.remasked}
+    inputs |= states.gather(inputs["block_first"], inputs["block_size"], size).inputs()
     return sampler.block_batches(descriptor, inputs, hidden[inputs["rows"]], self_conditioning)
