@@ -7,7 +7,6 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -18,6 +17,7 @@ from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
+from runtime.kernels.segments import Segment
 from runtime.parsers.formats import part_marks
 from runtime.plugins import load_plugins
 from runtime.request.engine_messages import EngineInfo, EngineOutput, RequestSpec, StreamMode
@@ -42,7 +42,8 @@ from runtime.request.sampling_params import MAX_LOGPROBS, SamplingParams, stop_s
 from runtime.request.structured import FIELD, path_of
 from runtime.request.validation import integer, refuse
 from runtime.scheduling.request import Request
-from runtime.scheduling.step_plan import block_causal_plan
+from runtime.scheduling.step_plan import StepPlan, make_segments
+from runtime.scheduling.strategy import VisibleKeys
 from runtime.structured_output.grammar_cache import GrammarError
 from runtime.structured_output.sandbox import GrammarSandbox
 from runtime.weights.checkpoint import resolve_checkpoint
@@ -78,30 +79,25 @@ def forward_logits(engine: Engine, ids: list[int], block_size: int | None = None
         integer("block_size", block_size, 1, 2**31)
     page_size = engine.info.page_size
     pages = -(-len(ids) // page_size)
-    plan = block_causal_plan(
-        np.array(ids), np.zeros(1, np.int64), np.array([len(ids)]), np.arange(pages, dtype=np.int32)[None],
-        page_size=page_size, block_size=block_size or 1,
-    )  # fmt: skip
-    layout = plan.layout
+    keys, editable_start = VisibleKeys(0, block_size or 1), 0
     if block_size is None:
         spec = RequestSpec(id="", prompt=ids, max_tokens=0, decoding=engine.info.defaults())
         request = Request(
             spec, size=len(ids), num_final_tokens=len(ids), mask_id=engine.info.mask_token_id or 0, arrival_index=0,
             get_algorithm=engine.get_algorithm,
         )  # fmt: skip
-        visible_end = engine.strategy.visible_end([request], np.zeros_like(layout.positions), layout.positions)
-        not_editable = np.zeros_like(layout.is_editable)
-        layout = replace(
-            layout, visible_end=np.minimum(visible_end, len(ids)).astype(np.int32), is_editable=not_editable
-        )
+        keys, editable_start = engine.strategy.visible_keys(request), len(ids)
+    segment = Segment(0, 0, len(ids), *keys, visible_limit=len(ids), editable_start=editable_start)
+    modules = 0
     if adapter:
         engine.drain()
         if not engine.lora_manager.can_activate(adapter):
             raise refuse("adapter", "all of --max-loras are in use by running requests")
-        slots = np.full(len(ids), engine.lora_manager.activate(adapter), dtype=np.int32)
+        segment = segment._replace(lora_slot=engine.lora_manager.activate(adapter))
         modules = engine.lora_manager.affected_modules([adapter])
-        layout = replace(layout, lora_slots=slots, active_lora_modules=modules)
-    return runner.logits(replace(plan, layout=layout), pages)
+    page_table = np.arange(pages, dtype=np.int32)[None]
+    plan = StepPlan(make_segments([segment]), np.array(ids), page_table, active_lora_modules=modules)
+    return runner.logits(plan, pages)
 
 
 OutputQueue = deque[EngineOutput]

@@ -32,7 +32,7 @@ from runtime.request.field_spec import AlgorithmInfo, with_defaults
 from runtime.scheduling.lora_manager import LoRAManager
 from runtime.scheduling.request import Request
 from runtime.scheduling.step_plan import MASKED, UNMASKED
-from runtime.scheduling.strategy import Strategy, max_request_len
+from runtime.scheduling.strategy import Strategy, max_request_len, max_request_pages
 from runtime.strategies.full import CACHE
 from runtime.worker.candidates import SamplerConfig
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer
@@ -176,7 +176,7 @@ class Live:
 
     def _runner(self, info: EngineInfo) -> ModelRunner:
         served = msgspec.structs.replace(info, max_num_batched_tokens=SERVED)
-        pages = -(-max_request_len(self.strategy, info.max_model_len) // info.page_size)
+        pages = max_request_pages(self.strategy, info.max_model_len, info.page_size)
         sizes = capture_sizes_for(served, self.strategy, pages, self.adapters)
         config = SamplerConfig(
             block_size=sizes.block_size,
@@ -185,6 +185,7 @@ class Live:
             eos_ids=(0,),
             max_num_reqs=info.max_num_reqs,
             max_request_len=max_request_len(self.strategy, info.max_model_len),
+            max_request_pages=pages,
             batch_invariant=self.args.deterministic,
         )
         if self.args.enforce_eager or self.pool.device.type != "cuda":

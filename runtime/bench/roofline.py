@@ -19,6 +19,7 @@ from torch import nn
 
 from runtime.bench.device_peaks import measure_rates
 from runtime.kernels.quantized_tensor import Fp8
+from runtime.kernels.segments import COUNT, Segment, visible_end_of
 from runtime.layers.kv_pool import KVPool
 from runtime.layers.moe import Router
 from runtime.models.base import Model, SelfConditioned
@@ -170,13 +171,13 @@ def _name(path: str, weights: Container[str]) -> str:
 
 def _read(plan: StepPlan, window: int | None) -> tuple[int, int]:
     """Returns counts for a layer with this window: keys that the requests see, and pairs of a row and a visible key."""
-    back = 0 if window is None else plan.layout.window_pos - window + 1
-    first = np.broadcast_to(np.maximum(back, 0), plan.layout.visible_end.shape)
-    seen: dict[int, tuple[int, int]] = {}
-    for request, start, count in plan.layout.query_tiles.tolist():
-        if count:
-            own = slice(start, start + count)
-            low, high = int(first[own].min()), int(plan.layout.visible_end[own].max())
-            before = seen.get(request, (low, high))
-            seen[request] = min(before[0], low), max(before[1], high)
-    return sum(high - low for low, high in seen.values()), int((plan.layout.visible_end - first).sum())
+    keys = pairs = 0
+    for row in plan.segments[plan.segments[:, COUNT] > 0]:
+        segment = Segment(*row.tolist())
+        positions = np.arange(segment.start, segment.start + segment.count)
+        end = visible_end_of(row[None], positions)
+        back = 0 if window is None else np.minimum(positions, segment.window_end) - window + 1
+        first = np.maximum(back, np.zeros_like(positions))
+        keys += int(end.max() - first.min())
+        pairs += int((end - first).sum())
+    return keys, pairs

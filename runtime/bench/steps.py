@@ -160,9 +160,10 @@ class _Setup:
         self.plans = StepPlans(
             strategy, args.block_size, mask_id, model_info.vocab_size, args.page_size, self.pool.num_pages
         )
+        longest = max(*args.context, *args.prompt, 1) + 2 * args.block_size
         config = SamplerConfig(
             args.block_size, mask_id, last, eos_ids=(0,), max_num_reqs=max(args.batch),
-            max_request_len=max(*args.context, *args.prompt, 1) + 2 * args.block_size,
+            max_request_len=longest, max_request_pages=pages_needed(longest, args.page_size),
             batch_invariant=args.deterministic,
         )  # fmt: skip
         self.runner = ModelRunner(model, self.pool, config)

@@ -259,7 +259,7 @@ class DistributedRunner:
         local.notify_ranks = lambda rows: executor.broadcast(rpc.FetchRows(rows))
         self.overlaps = local.overlaps
         self._step_guard = executor.step_guard()
-        self._last_plan: StepPlan | None = None  # the other ranks have its layout
+        self._last_plan: StepPlan | None = None  # of the last forward
 
     @contextmanager
     def step_context(self) -> Iterator[None]:
@@ -273,9 +273,7 @@ class DistributedRunner:
         self.local.launch_forward(plan)
 
     def _broadcast_step(self, plan: StepPlan) -> None:
-        same = self._last_plan is not None and plan.layout is self._last_plan.layout
-        self._last_plan = plan
-        self.executor.broadcast(rpc.Step(encode_forward(plan, same=same)))
+        self.executor.broadcast(rpc.Step(encode_forward(plan)))
 
     def must_split(self, blocks: DenoiseBlocks) -> bool:
         return False  # batch-invariant sampling is not supported with several ranks
@@ -290,7 +288,7 @@ class DistributedRunner:
     def launch_next(self) -> None:
         """See `Runner.launch_next`. If the step does not follow, the other ranks get another `Step` instead."""
         assert self._last_plan is not None
-        self._broadcast_step(replace(self._last_plan, writes=()))
+        self._broadcast_step(replace(self._last_plan, writes=(), page_writes=None))
         self.local.launch_next()
 
     def results(self) -> BlockResults:

@@ -27,7 +27,7 @@ from runtime.executor.serialization import decode_blocks, decode_forward
 from runtime.lora.adapter_checkpoint import Adapter, LoRAPair, resolve_adapter
 from runtime.lora.adapter_weights import LoRAWeights
 from runtime.plugins import digest_of, load_plugins
-from runtime.scheduling.step_plan import BatchLayout, DenoiseBlocks
+from runtime.scheduling.step_plan import DenoiseBlocks
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.checkpoint_files import file_digests
 from runtime.weights.hub import Progress
@@ -144,7 +144,6 @@ class RankWorker:
         runner, matrices = engine.runner, engine.lora_manager.backend
         assert isinstance(runner, ModelRunner)
         bank = WorkerLoRABackend(matrices) if isinstance(matrices, LoRAWeights) else None
-        layout: BatchLayout | None = None
         launched = False  # a forward is launched, and its `Sample` may follow
         while True:
             message = self.connection.receive()
@@ -152,10 +151,8 @@ class RankWorker:
                 case rpc.CloseEngine():
                     return
                 case rpc.Step(data):
-                    plan = decode_forward(data, layout)
-                    layout = plan.layout
                     with runner.step_context():
-                        runner.launch_forward(plan)
+                        runner.launch_forward(decode_forward(data))
                     launched = True
                     continue
                 case rpc.Sample(data) if launched:

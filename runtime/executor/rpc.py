@@ -18,7 +18,7 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 12  # version of the protocol; increased if a message or its meaning changes
+VERSION = 13  # version of the protocol; increased if a message or its meaning changes
 HEARTBEAT_SECONDS = 1.0
 UNACKNOWLEDGED_SECONDS = 30.0  # a connection is closed if another host acknowledges nothing for this time
 _HEAD = struct.Struct("<Q")  # header of a message: its length in bytes

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.scheduling.request import Request
+from runtime.scheduling.step_plan import PageWrites
 
 
 class OutOfPages(Exception):
@@ -162,48 +163,40 @@ class KVCacheManager:
 
 
 class PageTable:
-    """Stores the pages of each running request.
+    """Assigns slots to running requests, and collects the changes of their page tables, which the runner has.
 
     Args:
         rows: maximum number of running requests.
-        page_groups: maximum number of page groups per request.
         pages_per_group: pages per page group.
         page_size: tokens per page.
-
-    Attributes:
-        version: increases with every change.
     """
 
-    def __init__(self, *, rows: int, page_groups: int, pages_per_group: int, page_size: int) -> None:
+    def __init__(self, *, rows: int, pages_per_group: int, page_size: int) -> None:
         self.page_size = page_size
         self._pages_per_group = pages_per_group
-        self._pages = np.zeros((rows, page_groups * pages_per_group), dtype=np.int32)
-        self.version = 0
+        self._pending: dict[int, dict[int, int]] = {}  # row -> index -> page
         self._free_rows = list(range(rows - 1, -1, -1))
 
     def allocate_row(self) -> int:
         return self._free_rows.pop()
 
     def free_row(self, row: int) -> None:
+        self._pending.pop(row, None)
         self._free_rows.append(row)
 
     def write(self, row: int, at: int, page_groups: list[int]) -> None:
         """Writes page groups of a request from index `at` on."""
-        self.version += 1
-        n = self._pages_per_group
-        if n == 1:
-            for i, page_group in enumerate(page_groups, at):  # usually one; a slice assignment takes ten times as long
-                self._pages[row, i] = page_group
-            return
-        pages = np.array(page_groups, dtype=np.int32)[:, None] * n + np.arange(n, dtype=np.int32)
-        self._pages[row, at * n : (at + len(page_groups)) * n] = pages.ravel()
+        n, pending = self._pages_per_group, self._pending.setdefault(row, {})
+        for i, page_group in enumerate(page_groups, at):
+            for piece in range(n):
+                pending[i * n + piece] = page_group * n + piece
 
-    def rows(self, rows: npt.NDArray[np.int64], max_tokens: int) -> npt.NDArray[np.int32]:
-        """Returns page ids [len(rows), pages for `max_tokens` tokens].
-
-        Entries after a request's last page are stale but valid ids.
-        """
-        return self._pages[rows, : -(-max_tokens // self.page_size)]
+    def take_writes(self, rows: Iterable[int]) -> PageWrites | None:
+        """Returns the changes of some rows since the last call; None if there are none."""
+        if not self._pending:
+            return None
+        found = [(row, *change) for row in rows for change in self._pending.pop(row, {}).items()]
+        return PageWrites(*np.array(found, dtype=np.int32).T.copy()) if found else None
 
 
 class PrefillDeduplicator:

@@ -18,7 +18,7 @@ from runtime.scheduling.kv_cache_manager import KVCacheManager, OutOfPages, Page
 from runtime.scheduling.lora_manager import LoRAManager
 from runtime.scheduling.request import Request, ScheduledRequest, Status
 from runtime.scheduling.request_queue import FairQueue, round_robin, served_longest_ago
-from runtime.scheduling.strategy import Strategy, max_request_len
+from runtime.scheduling.strategy import Strategy
 
 SHARED_STEP_SECONDS = 0.1  # target if one tenant has several requests in a step with other tenants
 DECAY = 0.8  # weight of earlier steps, per step
@@ -51,10 +51,7 @@ class Scheduler:
             prefix_caching=info.prefix_caching,
         )
         self.table = PageTable(
-            rows=info.max_num_reqs,
-            page_groups=self.cache.page_groups_for(max_request_len(strategy, info.max_model_len)),
-            pages_per_group=self.cache.pages_per_group,
-            page_size=info.page_size,
+            rows=info.max_num_reqs, pages_per_group=self.cache.pages_per_group, page_size=info.page_size
         )
         self.strategy = strategy
         self.token_budget = info.max_num_batched_tokens

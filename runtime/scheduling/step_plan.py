@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.base import UnmaskingAlgorithm
-from runtime.kernels.forward_batch import make_query_tiles
+from runtime.kernels.forward_batch import MAX_TILE_ROWS
+from runtime.kernels.segments import COUNT, Segment, number_rows
 from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 Ints = npt.NDArray[np.int64]
@@ -207,41 +208,6 @@ class SelfConditioningRows:
     req_slot: Ints
 
 
-@dataclass(frozen=True)
-class BatchLayout:
-    """The arrays of a forward that steps with the same rows share. Read-only.
-
-    ``kernels.forward_batch.ForwardBatch`` documents them. Steps with the same object have the same layout.
-
-    Attributes:
-        positions: [rows].
-        slots: [rows], index of each row's token in the KV pool.
-        visible_end: [rows].
-        window_pos: [rows].
-        is_editable: [rows].
-        query_tiles: [tiles, 3].
-        page_table: [requests, pages].
-        req_slots: [rows], `Request.req_slot` of each row. None: the plan has the tokens.
-        lora_slots: [rows], LoRA slot of each row; -1: base model. None: no row has an adapter.
-        active_lora_modules: mask of the modules that these adapters may change, see ``ForwardBatch``.
-    """
-
-    positions: Ints
-    slots: Ints
-    visible_end: Ints32
-    window_pos: Ints
-    is_editable: Bools
-    query_tiles: Ints32
-    page_table: Ints32
-    req_slots: Ints | None = None
-    lora_slots: Ints32 | None = None
-    active_lora_modules: int = 0
-
-
-# The fields of BatchLayout that every forward has. Inputs on the device and ``ForwardBatch`` have them by these names.
-LAYOUT_ARRAYS = ("positions", "slots", "visible_end", "window_pos", "is_editable", "query_tiles", "page_table")
-
-
 class StateWrite(NamedTuple):
     """Content that the host has changed, for the tables of ``worker.request_states``.
 
@@ -258,26 +224,40 @@ class StateWrite(NamedTuple):
     states: Bytes
 
 
+class PageWrites(NamedTuple):
+    """Changes of the page tables of requests, int32 [n] each: `Request.req_slot`, index in its page table, and page."""
+
+    slots: Ints32
+    indices: Ints32
+    pages: Ints32
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """One forward, and the blocks to sample after it.
 
     Attributes:
+        segments: int32 [n, columns], the rows of each request: ``kernels.segments.Segment``.
         tokens: [rows]. None: those of the requests, which the runner has.
-        writes: what the runner stores before the forward.
+        page_table: [n, pages], pages of each request. None: those of the requests, which the runner has.
+        active_lora_modules: mask of the modules that the adapters of the rows may change, see ``ForwardBatch``.
+        writes, page_writes: what the runner stores before the forward.
         blocks: None if there are none, or if they follow while the device runs the forward (``InputBuilder.blocks``).
     """
 
-    tokens: Ints | None
-    layout: BatchLayout
+    segments: Ints32
+    tokens: Ints | None = None
+    page_table: Ints32 | None = None
+    active_lora_modules: int = 0
     soft_embeddings: SoftEmbeddingRows | None = None
     self_conditioning: SelfConditioningRows | None = None
     writes: tuple[StateWrite, ...] = ()
+    page_writes: PageWrites | None = None
     blocks: DenoiseBlocks | None = None
 
     @property
     def num_rows(self) -> int:
-        return len(self.layout.positions)
+        return int(self.segments[:, COUNT].sum())
 
 
 class BlockLogprobs(NamedTuple):
@@ -355,40 +335,19 @@ NO_RESULTS = BlockResults(  # a step without sampled blocks
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class RowLayout:
-    """Assigns the rows of a step to its requests, one request after the other. Read-only, as steps reuse it.
+def make_segments(segments: Sequence[Sequence[int]]) -> Ints32:
+    """Returns the segments of a forward, int32 [n, columns], whose rows follow each other.
 
-    Attributes:
-        request_index: [rows], request of each row.
-        first_rows: [requests], first row of each request.
-        offset_in_request: [rows], number of the row within its request.
-        tiles: [tiles, 3].
+    Args:
+        segments: the columns of each one, as in ``kernels.segments.Segment``.
     """
-
-    request_index: Ints
-    first_rows: Ints
-    offset_in_request: Ints
-    tiles: Ints32
-
-    def positions(self, first: Ints) -> Ints:
-        """Returns the position of each row, [rows]; the rows of request n begin at position ``first[n]``."""
-        return self.offset_in_request + first[self.request_index]
-
-
-@lru_cache(maxsize=8)  # the layout of a batch that only denoises is the same in every step
-def make_row_layout(counts: tuple[int, ...]) -> RowLayout:
-    """Returns the layout of a step with ``counts[n]`` rows of request n."""
-    rows = np.array(counts, dtype=np.int64)
-    request_index = np.arange(len(rows)).repeat(rows)
-    starts = rows.cumsum() - rows
-    return RowLayout(
-        request_index, starts, np.arange(len(request_index)) - starts[request_index], make_query_tiles(rows)
-    )
+    found = np.array(segments, dtype=np.int32)
+    number_rows(found, MAX_TILE_ROWS)
+    return found
 
 
 def block_causal_plan(
-    tokens: Ints, first: Ints, counts: Ints, page_table: Ints32, *, page_size: int, block_size: int,
+    tokens: Ints, first: Ints, counts: Ints, page_table: Ints32, *, block_size: int,
     blocks: DenoiseBlocks | None = None,
 ) -> StepPlan:  # fmt: skip
     """Makes a plan without a scheduler, for warm-up, benchmarks and logits of sequences.
@@ -401,17 +360,6 @@ def block_causal_plan(
         counts: [requests], rows of each request.
         page_table: [requests, pages].
     """
-    layout = make_row_layout(tuple(counts.tolist()))
-    request_index, positions = layout.request_index, layout.positions(first)
-    page, offset = np.divmod(positions, page_size)
-    block_ends = (positions // block_size + 1) * block_size
-    batch_layout = BatchLayout(
-        positions=positions,
-        slots=page_table[request_index, page] * np.int64(page_size) + offset,
-        visible_end=np.minimum(block_ends, (first + counts)[request_index]).astype(np.int32),
-        window_pos=positions,
-        is_editable=np.ones(len(positions), dtype=np.bool_),
-        query_tiles=layout.tiles,
-        page_table=page_table,
-    )
-    return StepPlan(tokens, batch_layout, blocks=blocks)
+    spans = enumerate(zip(first.tolist(), counts.tolist(), strict=True))
+    segments = [Segment(n, start, count, 0, block_size, 0, start + count) for n, (start, count) in spans]
+    return StepPlan(make_segments(segments), tokens, page_table, blocks=blocks)

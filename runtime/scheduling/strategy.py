@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
+from typing import NamedTuple
 
 from runtime.errors import ConfigError
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, Value
 from runtime.scheduling.request import Block, ForwardSpan, Request
-from runtime.scheduling.step_plan import BlockResults, Ints
+from runtime.scheduling.step_plan import BlockResults
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,20 @@ class DecodingContext:
     max_model_len: int
     shift: bool = False  # logits shift: the logits of a position are those of the row before it
     vocab_size: int = 0  # vocabulary size of the model, for strategies that sample noise
+
+
+class VisibleKeys(NamedTuple):
+    """The keys that the rows of a request attend to (docs/research/decoding-rules.md#visible-keys).
+
+    Attributes:
+        origin: start of the first block. A row before it attends to the keys up to it.
+        block_size: a row attends to the keys up to the end of its block, of so many positions.
+        causal_end: rows before this position attend to the keys up to their own.
+    """
+
+    origin: int
+    block_size: int
+    causal_end: int = 0
 
 
 class Strategy:
@@ -112,24 +125,13 @@ class Strategy:
         """
         return False
 
-    def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        """Returns the end of the keys that each row attends to, int64 [rows]: that of its block by default.
-
-        See docs/research/decoding-rules.md#visible-keys. If blocks start after the prompt, rows of the prompt attend to
-        the keys up to its end.
+    def visible_keys(self, request: Request) -> VisibleKeys:
+        """Returns which keys the rows of a request attend to: by default those up to the end of their block.
 
         The K/V of every visible key is cached, or the same step writes it.
-
-        Args:
-            owner: int64 [rows], index into `requests` for each row.
-            positions: int64 [rows].
         """
-        size = self.block_layout.size
-        if not self.block_layout.from_prompt:
-            return (positions // size + 1) * size
-        origin = np.array([request.prompt_len for request in requests], dtype=np.int64)[owner]
-        ends: Ints = origin + np.maximum((positions - origin) // size + 1, 0) * size
-        return ends
+        origin = request.prompt_len if self.block_layout.from_prompt else 0
+        return VisibleKeys(origin, self.block_layout.size)
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         """Writes the results of a step into the request, and moves `num_final_tokens` past finished blocks.
@@ -155,3 +157,9 @@ def require_single_block(context: DecodingContext) -> None:
 def max_request_len(strategy: Strategy, max_model_len: int) -> int:
     """Returns the maximum of `total_len`, which the longest prompt has, because blocks may begin at its end."""
     return strategy.total_len(max_model_len - 1, 1)
+
+
+def max_request_pages(strategy: Strategy, max_model_len: int, page_size: int) -> int:
+    """Returns the number of pages of a request with the maximum length. Whole page groups are allocated."""
+    group = max(page_size, strategy.block_layout.alignment)
+    return -(-max_request_len(strategy, max_model_len) // group) * (group // page_size)

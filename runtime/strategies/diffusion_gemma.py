@@ -6,8 +6,6 @@ with the same random numbers, because its self-conditioning exists only on the d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -15,7 +13,7 @@ from runtime.algorithms.logits_ops import CANVAS, uniforms
 from runtime.request.block_layout import BlockLayout
 from runtime.scheduling.request import Block, ForwardSpan, Request
 from runtime.scheduling.step_plan import MASKED, UNMASKED, BlockResults, Ints
-from runtime.scheduling.strategy import DecodingContext, Strategy, require_single_block
+from runtime.scheduling.strategy import DecodingContext, Strategy, VisibleKeys, require_single_block
 from runtime.strategies import block_update
 from runtime.strategies.registry import register_strategy
 
@@ -72,10 +70,9 @@ class Canvas(Strategy):
         seed, step = np.array([request.spec.seed], dtype=np.uint64), np.array([request.nfe])
         return (uniforms(seed, start + np.arange(self.size), step, CANVAS) * self.vocab_size).astype(np.int64)
 
-    def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        """Returns the end of the canvas for open rows. Other rows are causal."""
-        num_final = np.array([request.num_final_tokens for request in requests], dtype=np.int64)[owner]
-        return np.where(positions < num_final, positions + 1, num_final + self.size)
+    def visible_keys(self, request: Request) -> VisibleKeys:
+        """Returns those up to the end of the canvas for open rows. Other rows are causal."""
+        return VisibleKeys(request.num_final_tokens, self.size, request.num_final_tokens)
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         event_start = request.num_final_tokens

@@ -10,7 +10,6 @@ not final, because its K/V is valid for one state of the canvas only and no othe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -18,8 +17,8 @@ import numpy as np
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import BLOCK_LENGTH, Field
 from runtime.scheduling.request import Block, ForwardSpan, KVSpan, Request
-from runtime.scheduling.step_plan import FIXED, BlockResults, Ints
-from runtime.scheduling.strategy import DecodingContext, Strategy, require_single_block
+from runtime.scheduling.step_plan import FIXED, BlockResults
+from runtime.scheduling.strategy import DecodingContext, Strategy, VisibleKeys, require_single_block
 from runtime.strategies import block_update
 from runtime.strategies.registry import register_strategy
 
@@ -113,9 +112,9 @@ class FullCanvas(Strategy):
         masks = np.add.reduceat(request.state[first : request.end] != FIXED, range(0, request.end - first, length))
         return block_update.split_steps(total, masks.tolist())[(start - first) // length]
 
-    def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        """Returns the end of the canvas."""
-        return np.array([request.end for request in requests])[owner]
+    def visible_keys(self, request: Request) -> VisibleKeys:
+        """Returns those up to the end of the canvas."""
+        return VisibleKeys(0, request.end)
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         if not request.reused_kv_spans and request.values[CACHE] != "none":

@@ -5,12 +5,8 @@ See docs/research/decoding-rules.md#strategy-nemotron_diffusion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
 from runtime.scheduling.request import Request
-from runtime.scheduling.step_plan import Ints
+from runtime.scheduling.strategy import VisibleKeys
 from runtime.strategies.registry import register_strategy
 from runtime.strategies.shifted import ShiftedBlockStrategy
 
@@ -19,6 +15,5 @@ from runtime.strategies.shifted import ShiftedBlockStrategy
 class NemotronDiffusion(ShiftedBlockStrategy):
     from_prompt = True
 
-    def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        num_final = np.array([request.num_final_tokens for request in requests], dtype=np.int64)[owner]
-        return np.where(positions < num_final, positions + 1, super().visible_end(requests, owner, positions))
+    def visible_keys(self, request: Request) -> VisibleKeys:
+        return super().visible_keys(request)._replace(causal_end=request.num_final_tokens)

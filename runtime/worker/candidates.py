@@ -241,7 +241,7 @@ class SamplerConfig:
         mask_id, max_token_id, eos_ids: see EngineInfo.
         edit_tokens: the model's edit tokens, delete and split. They may be predicted even if above `max_token_id`.
         max_num_reqs: number of slots, one per running request.
-        max_request_len: maximum number of positions of a request.
+        max_request_len, max_request_pages: maximum number of positions and pages of a request.
         batch_invariant: the bits of a request do not depend on the other requests of the batch.
         logits_ops: operations on logits, which may be sharded over the vocabulary.
     """
@@ -253,6 +253,7 @@ class SamplerConfig:
     edit_tokens: EditTokens | None = None
     max_num_reqs: int = 0
     max_request_len: int = 0
+    max_request_pages: int = 0
     batch_invariant: bool = False
     logits_ops: LogitsOps = DEFAULT_LOGITS_OPS
 

@@ -24,7 +24,7 @@ from runtime.errors import ReplicaLost
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
 from runtime.request.eager_reason import EagerReason
-from runtime.scheduling.step_plan import BatchLayout, DenoiseBlocks, SelfConditioningRows, StepPlan
+from runtime.scheduling.step_plan import DenoiseBlocks, Ints32, SelfConditioningRows, StepPlan
 from runtime.worker.candidates import SamplerConfig
 from runtime.worker.graph_padding import (
     CaptureSizes,
@@ -184,7 +184,7 @@ class CudaGraphRunner(ModelRunner):
         self._may_capture = True  # no step is delayed by more than one capture
         self._plan: StepPlan | None = None  # plan of the current step
         self._eager_reason: EagerReason | None = None  # why the step's forward ran eagerly; None: it was replayed
-        self._last_layout: BatchLayout | None = None  # of the last forward, if a replay would read its requests' tokens
+        self._last_segments: Ints32 | None = None  # of the last forward, if a replay would read its requests' tables
         self._last_graph: CapturedGraph | None = None  # the graph of that forward, which holds its inputs
         self._last_conditioned: SelfConditioningRows | None = None  # self-conditioning rows of that forward
         self._static_hidden_states: torch.Tensor | None = None  # of the last replayed forward, [max rows, hidden]
@@ -198,7 +198,7 @@ class CudaGraphRunner(ModelRunner):
     def launch_forward(self, plan: StepPlan) -> None:
         launched, self._next_launched = self.has_launched(plan), False
         self._may_capture = True
-        self.states.write(plan.writes, self.h2d)
+        self._write(plan)
         self._plan, self._eager_reason, self.hidden_states = plan, None, None
         if self._same_layout(plan):
             self.hidden_states = self._static_hidden_states if launched else self._replay()
@@ -257,7 +257,7 @@ class CudaGraphRunner(ModelRunner):
         plan, blocks = self._plan, self.blocks
         if plan is None or blocks is None or blocks.per_request or blocks.num_logprobs is not None:
             return False
-        if plan.layout is not self._last_layout or plan.num_rows != blocks.tokens.size:
+        if not self._same_rows(plan) or plan.num_rows != blocks.tokens.size:
             return False
         if self.self_conditioned and (
             plan.self_conditioning is None or len(plan.self_conditioning.rows) < len(blocks.tokens)
@@ -271,13 +271,19 @@ class CudaGraphRunner(ModelRunner):
         self._next_launched = True
 
     def has_launched(self, plan: StepPlan) -> bool:
-        return self._next_launched and self._same_layout(plan) and not plan.writes
+        return self._next_launched and self._same_layout(plan) and not plan.writes and plan.page_writes is None
 
     def _same_layout(self, plan: StepPlan) -> bool:
         """Whether the forward has the layout of the last one, so that only its tokens differ."""
-        if plan.layout is not self._last_layout or plan.soft_embeddings is not None or plan.tokens is not None:
+        if not self._same_rows(plan) or plan.soft_embeddings is not None:
             return False
         return not self.self_conditioned or _same_conditioning(plan.self_conditioning, self._last_conditioned)
+
+    def _same_rows(self, plan: StepPlan) -> bool:
+        last = self._last_segments
+        if last is None or plan.tokens is not None or plan.page_table is not None:
+            return False
+        return plan.segments is last or np.array_equal(plan.segments, last)
 
     def _replay(self) -> torch.Tensor | None:
         """Replays the last forward with the tokens that its requests have now."""
@@ -292,10 +298,9 @@ class CudaGraphRunner(ModelRunner):
         """Returns the hidden states [rows, hidden], and why the forward ran eagerly (None: it was replayed)."""
         descriptor, arrays = self._forward_arrays(plan)
         padded = self.sizes.pad_forward(descriptor)
-        self._last_layout = self._last_graph = None
+        self._last_segments = self._last_graph = None
         if padded is not None:
-            if plan.tokens is not None:
-                arrays["token_entry"] = self.states.stage(plan.tokens, self.h2d)
+            self.states.stage(plan, arrays["segments"], self.h2d)
 
             def fill(into: Views) -> None:
                 pad_forward_inputs(into, descriptor, arrays, padded, self.sizes)
@@ -303,8 +308,8 @@ class CudaGraphRunner(ModelRunner):
 
             if self._launch_forward_graph(padded, fill):
                 graph = self._graphs.get(padded)  # None: its capture failed after a run
-                if plan.tokens is None and graph is not None:
-                    self._last_layout, self._last_graph = plan.layout, graph
+                if plan.tokens is None and plan.page_table is None and graph is not None:
+                    self._last_segments, self._last_graph = plan.segments, graph
                     self._last_conditioned = plan.self_conditioning
                 assert self._static_hidden_states is not None
                 return self._static_hidden_states, None if graph is not None else EagerReason.NOT_CAPTURED
@@ -406,7 +411,7 @@ class CudaGraphRunner(ModelRunner):
         descriptor = next(iter(self._pending), None)
         if descriptor is None:
             return 0
-        self._last_layout = self._last_graph = None  # the capture uses the same input buffers
+        self._last_segments = self._last_graph = None  # the capture uses the same input buffers
         before = used_outside_allocator(self.device)
         self.capture_graph(descriptor)
         self._pending.pop(descriptor, None)
@@ -423,7 +428,7 @@ class CudaGraphRunner(ModelRunner):
         self._num_uses[descriptor] = self.capture_after
         if isinstance(descriptor, ForwardDescriptor):
             empty = _empty_arrays(forward_buffer_specs(descriptor, sizes.block_size))
-            none = ForwardDescriptor(0, 0, 0, descriptor.pages, 0, 0, (0, descriptor.soft_embedding_shape[1]))
+            none = ForwardDescriptor(0, 0, 0, 0, 0, 0, (0, descriptor.soft_embedding_shape[1]))
             self._launch_forward_graph(
                 descriptor, lambda into: pad_forward_inputs(into, none, empty, descriptor, sizes)
             )

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from runtime.algorithms.base import NO_FILTERS
 from runtime.kernels.forward_batch import MAX_TILE_ROWS
+from runtime.kernels.segments import COUNT, FIELDS, PADDING, SLOT, START, number_rows
 from runtime.worker.host_buffers import Arrays, ArraySpecs
 from runtime.worker.input_batch import AlgorithmDescriptor, ForwardDescriptor, SampleDescriptor
 
@@ -31,14 +32,6 @@ MIN_HISTORY_LEN = 8  # smallest padded history of an algorithm
 Views = dict[str, npt.NDArray[Any]]
 
 I64, I32, BOOL, F64 = (np.dtype(kind) for kind in (np.int64, np.int32, np.bool_, np.float64))
-ROWS = {  # dtype of the value per row, and its value for padding tokens
-    "token_entry": (I64, 0),
-    "positions": (I64, 0),
-    "slots": (I64, -1),
-    "visible_end": (I32, 1),
-    "window_pos": (I64, 0),
-    "is_editable": (BOOL, False),
-}
 BLOCK_NUMBERS = ("block_first", "block_size", "num_advance_steps", "initial_masks", "step_budget", "post_edit_steps")
 BLOCKS = {"must_advance": BOOL, **dict.fromkeys(BLOCK_NUMBERS, I64)}
 
@@ -171,7 +164,7 @@ class CaptureSizes:
         return ForwardDescriptor(
             rows=blocks * self.block_size,
             tiles=self._max_tiles(blocks, tile),
-            requests=min(blocks, self.max_num_reqs) + 1,
+            segments=min(blocks, self.max_num_reqs) + 1,
             pages=self.pages,
             tile_rows=tile,
             reach=self.pages * self.page_size,
@@ -216,7 +209,7 @@ def _fits(padded: ForwardDescriptor, descriptor: ForwardDescriptor) -> bool:
     tiles = descriptor.tiles + -(-(padded.rows - descriptor.rows) // padded.tile_rows)
     return (
         tiles <= padded.tiles
-        and descriptor.requests <= padded.requests
+        and descriptor.segments < padded.segments
         and descriptor.num_self_conditioned <= padded.num_self_conditioned
     )
 
@@ -239,13 +232,7 @@ def sampled_rows_step(positions: int) -> int:
 def forward_buffer_specs(descriptor: ForwardDescriptor, block_size: int) -> ArraySpecs:
     """Returns the dtypes and shapes of the input arrays of a forward."""
     rows, width = descriptor.soft_embedding_shape
-    found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
-        name: (dtype, (descriptor.rows,)) for name, (dtype, _) in ROWS.items()
-    }
-    if descriptor.active_lora_modules:
-        found["lora_slots"] = I32, (descriptor.rows,)
-    found["query_tiles"] = I32, (descriptor.tiles, 3)
-    found["page_table"] = I32, (descriptor.requests, descriptor.pages)
+    found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {"segments": (I32, (descriptor.segments, FIELDS))}
     if rows:
         found["soft_embedding_rows"] = I64, (rows,)
         found["soft_embedding_ids"] = I64, (rows, width)
@@ -261,24 +248,13 @@ def pad_forward_inputs(
     into: Views, descriptor: ForwardDescriptor, arrays: Arrays, padded: ForwardDescriptor, sizes: CaptureSizes
 ) -> None:
     """Writes the inputs of a forward into the buffers of a larger descriptor."""
-    rows = descriptor.rows
-    for name, (_, padding) in ROWS.items():
-        view = into[name]
-        view[:rows] = arrays[name]
-        view[rows:] = padding
-    if padded.active_lora_modules:
-        into["lora_slots"][:rows] = arrays["lora_slots"]
-        into["lora_slots"][rows:] = -1
-    tiles, at = into["query_tiles"], descriptor.tiles
-    tiles[:at] = arrays["query_tiles"]
-    for first in range(rows, padded.rows, padded.tile_rows):
-        tiles[at] = 0, first, min(padded.tile_rows, padded.rows - first)
-        at += 1
-    tiles[at:] = 0
-    table = into["page_table"]
-    table[: descriptor.requests, : descriptor.pages] = arrays["page_table"]
-    table[: descriptor.requests, descriptor.pages :] = 0
-    table[descriptor.requests :] = 0
+    rows, num_segments, segments = descriptor.rows, descriptor.segments, into["segments"]
+    segments[:num_segments] = arrays["segments"]
+    segments[num_segments:] = 0
+    segments[num_segments, [START, COUNT]] = PADDING, padded.rows - rows
+    number_rows(segments, padded.tile_rows)
+    if num_segments:
+        segments[num_segments, SLOT] = segments[0, SLOT]  # padding reads one key of a page that is in use
     if padded.soft_embedding_shape[0]:
         num_soft = descriptor.soft_embedding_shape[0]
         for name in ("soft_embedding_rows", "soft_embedding_ids", "soft_embedding_probs", "soft_embedding_params"):

@@ -24,25 +24,36 @@ from runtime.algorithms.base import (
     UnmaskingAlgorithm,
 )
 from runtime.algorithms.logits_ops import DRAW, RENOISE, uniforms
+from runtime.kernels.forward_batch import MAX_TILE_ROWS
+from runtime.kernels.segments import (
+    COUNT,
+    FIELDS,
+    FIRST_ROW,
+    FIRST_TOKEN,
+    NO_LIMIT,
+    SLOT,
+    START,
+    number_rows,
+    visible_end_of,
+)
 from runtime.scheduling.kv_cache_manager import PageTable
 from runtime.scheduling.lora_manager import LoRAManager
 from runtime.scheduling.request import Block, Request, ScheduledRequest
 from runtime.scheduling.step_plan import (
-    LAYOUT_ARRAYS,
     MASKED,
     NO_LOGPROBS,
     UNMASKED,
     AlgorithmBatch,
-    BatchLayout,
     DenoiseBlocks,
     ForcedTokens,
     GrammarBlock,
     Ints,
+    Ints32,
     SamplingInputs,
     SelfConditioningRows,
     SoftEmbeddingRows,
     StepPlan,
-    make_row_layout,
+    make_segments,
 )
 from runtime.scheduling.strategy import Strategy
 from runtime.worker.host_buffers import Arrays
@@ -57,6 +68,7 @@ class ForwardDescriptor:
     """Everything on which the launches of a forward depend.
 
     Attributes:
+        pages: pages that the rows of any request see.
         tile_rows, reach: see ForwardBatch; upper bounds in a CUDA graph.
         soft_embedding_shape: number of rows with soft embeddings, and tokens per row.
         num_self_conditioned: blocks with the self-conditioning of their last step.
@@ -65,7 +77,7 @@ class ForwardDescriptor:
 
     rows: int
     tiles: int
-    requests: int
+    segments: int
     pages: int
     tile_rows: int
     reach: int
@@ -117,21 +129,28 @@ class SampleDescriptor:
 
 
 def forward_inputs(
-    plan: StepPlan, states: RequestStates, *, self_conditioned: bool, block_size: int
+    plan: StepPlan, states: RequestStates, *, page_size: int, self_conditioned: bool, block_size: int
 ) -> tuple[ForwardDescriptor, Arrays]:
     """Returns the descriptor and the input arrays of a forward.
 
     Args:
-        states: where the tokens of requests are stored.
+        states: where the tokens and pages of requests are stored.
         self_conditioned: the model uses self-conditioning.
     """
-    layout = plan.layout
-    arrays: Arrays = {name: getattr(layout, name) for name in LAYOUT_ARRAYS}
-    if plan.tokens is not None:
-        arrays["tokens"] = plan.tokens
+    segments = plan.segments.copy()
+    tile_rows = min(int(segments[:, COUNT].max()), MAX_TILE_ROWS)
+    tiles = number_rows(segments, tile_rows)
+    slot, start, count = segments[:, [SLOT, START, COUNT]].T.astype(np.int64)
+    last = start + count - 1
+    arrays: Arrays = {"segments": segments}
+    if plan.tokens is None:
+        segments[:, FIRST_TOKEN] = states.entries(slot, start)
     else:
-        assert layout.req_slots is not None
-        arrays["token_entry"] = states.entries(layout.req_slots, layout.positions)
+        arrays["tokens"] = plan.tokens.astype(np.int32)
+        segments[:, FIRST_TOKEN] = segments[:, FIRST_ROW]
+    pages = -(-int(visible_end_of(segments, last).max()) // page_size)
+    if plan.page_table is not None:
+        arrays["page_table"] = plan.page_table
     soft_embedding_shape, num_self_conditioned = (0, 0), 0
     if plan.soft_embeddings is not None:
         soft_embedding_shape = plan.soft_embeddings.ids.shape
@@ -140,19 +159,16 @@ def forward_inputs(
         num_self_conditioned = len(plan.self_conditioning.rows)
         arrays["self_conditioning_rows"] = plan.self_conditioning.rows[:, None] + np.arange(block_size)
         arrays["self_conditioning_slots"] = plan.self_conditioning.req_slot
-    if layout.active_lora_modules:
-        assert layout.lora_slots is not None
-        arrays["lora_slots"] = layout.lora_slots
     shape = ForwardDescriptor(
         rows=plan.num_rows,
-        tiles=len(layout.query_tiles),
-        requests=layout.page_table.shape[0],
-        pages=layout.page_table.shape[1],
-        tile_rows=int(layout.query_tiles[:, 2].max()),
-        reach=int(layout.positions.max()) + 1,
+        tiles=tiles,
+        segments=len(segments),
+        pages=pages,
+        tile_rows=tile_rows,
+        reach=int(last.max()) + 1,
         soft_embedding_shape=soft_embedding_shape,
         num_self_conditioned=num_self_conditioned,
-        active_lora_modules=layout.active_lora_modules,
+        active_lora_modules=plan.active_lora_modules,
     )
     return shape, arrays
 
@@ -253,44 +269,47 @@ def _sort_by_group(blocks: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, 
 
 
 class InputBuilder:
-    """Builds step plans.
-
-    While a batch only denoises, its layout stays the same. It is rebuilt only if its cache key has changed, and the key
-    is computed only if the batch or a page table has changed.
-    """
+    """Builds step plans."""
 
     def __init__(self, table: PageTable, strategy: Strategy, lora_manager: LoRAManager | None = None) -> None:
         self.table = table
         self.lora_manager = lora_manager or LoRAManager()
         self.strategy = strategy
-        self._layout: BatchLayout | None = None  # layout of the last step
-        self._cache_key: list[int] = []  # all values that determine the layout
-        self._batch: list[ScheduledRequest] = []
+        self._segments: Ints32 = np.zeros((0, FIELDS), np.int32)  # those of the last step
+        self._active_lora_modules = 0
         self._offsets: list[int] = []  # per scheduled request: row = position + offset
-        self._has_soft_embeddings = self._has_self_conditioning = False
 
     def plan(self, batch: list[ScheduledRequest]) -> StepPlan:
         """Returns the plan of a step without its blocks. Of its requests, only the content of `pending_writes` must be
         current."""
-        if self._layout is None or self._cache_key[0] != self.table.version or self._batch != batch:
-            cache_key = self._make_cache_key(batch)
-            if self._layout is None or self._cache_key != cache_key:
-                self._layout = self._make_layout(batch, cache_key)
-                self._cache_key = cache_key
-            self._batch = batch
+        shared_window = self.strategy.shared_window
+        segments = []
+        for scheduled in batch:
+            request, start = scheduled.request, scheduled.start
+            final = request.num_final_tokens
+            segments.append(
+                (
+                    request.req_slot, start, scheduled.end - start, *self.strategy.visible_keys(request), NO_LIMIT,
+                    final if shared_window else NO_LIMIT, final, request.lora_slot, 0, 0, 0,
+                )
+            )  # fmt: skip
+        self._segments = make_segments(segments)
+        self._active_lora_modules = self.lora_manager.affected_modules({each.request.adapter for each in batch})
+        self._offsets = (self._segments[:, FIRST_ROW] - self._segments[:, START]).tolist()
         return self.replan(batch)
 
     def replan(self, batch: list[ScheduledRequest]) -> StepPlan:
         """Returns the next plan of the same batch. It reads the content of `pending_writes` alone."""
-        assert self._layout is not None
         writes = [write for scheduled in batch for write in scheduled.request.take_writes()]
         earlier = any(scheduled.recompute is not None for scheduled in batch)  # ids of an earlier step
         return StepPlan(
-            _concat([scheduled.tokens for scheduled in batch]) if earlier else None,
-            self._layout,
-            soft_embedding_rows(batch, self._offsets) if self._has_soft_embeddings else None,
-            self_conditioning_rows(batch, self._offsets) if self._has_self_conditioning else None,
-            tuple(writes),
+            segments=self._segments,
+            tokens=_concat([scheduled.tokens for scheduled in batch]) if earlier else None,
+            active_lora_modules=self._active_lora_modules,
+            soft_embeddings=soft_embedding_rows(batch, self._offsets),
+            self_conditioning=self_conditioning_rows(batch, self._offsets),
+            writes=tuple(writes),
+            page_writes=self.table.take_writes(scheduled.request.req_slot for scheduled in batch),
         )
 
     def blocks(self, batch: list[ScheduledRequest]) -> DenoiseBlocks | None:
@@ -301,52 +320,6 @@ class InputBuilder:
         """Returns the blocks of the last plan with `per_request`."""
         parts = [_plan_blocks([one], [offset]) for one, offset in zip(batch, self._offsets, strict=True)]
         return replace(blocks, per_request=tuple(part for part in parts if part is not None))
-
-    def _make_cache_key(self, batch: list[ScheduledRequest]) -> list[int]:
-        cache_key = [
-            self.table.version,
-            self.lora_manager.affected_modules({scheduled.request.adapter for scheduled in batch}),
-        ]
-        for scheduled in batch:
-            request, first = scheduled.request, scheduled.start
-            cache_key += (
-                first,
-                scheduled.end - first,
-                request.num_final_tokens,
-                request.req_slot,
-                request.end,
-                request.arrival_index,
-                request.lora_slot,
-            )
-        return cache_key
-
-    def _make_layout(self, batch: list[ScheduledRequest], cache_key: list[int]) -> BatchLayout:
-        first, counts, num_final, row, _, _, slot = np.array(cache_key[2:], dtype=np.int64).reshape(len(batch), -1).T
-        layout = make_row_layout(tuple(counts.tolist()))
-        owner, positions = layout.request_index, layout.positions(first)
-        visible_end = self.strategy.visible_end([scheduled.request for scheduled in batch], owner, positions)
-        boundary = num_final[owner]
-        page_size = self.table.page_size
-        pages = self.table.rows(row, int(visible_end.max()))
-        page = positions // page_size
-        at = pages.ravel().take(owner * pages.shape[1] + page).astype(np.int64)
-        self._offsets = (layout.first_rows - first).tolist()
-        self._has_soft_embeddings = any(scheduled.request.soft_embedding_params is not None for scheduled in batch)
-        self._has_self_conditioning = any(
-            scheduled.request.required_stats & LogitStat.SELF_CONDITIONING for scheduled in batch
-        )
-        return BatchLayout(
-            positions=positions,
-            slots=positions + (at - page) * page_size,
-            visible_end=visible_end.astype(np.int32),
-            window_pos=np.minimum(positions, boundary) if self.strategy.shared_window else positions,
-            is_editable=positions >= boundary,
-            query_tiles=layout.tiles,
-            page_table=pages,
-            req_slots=row[owner],
-            lora_slots=slot[owner].astype(np.int32) if cache_key[1] else None,
-            active_lora_modules=cache_key[1],
-        )
 
 
 def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBlocks | None:
@@ -519,16 +492,17 @@ def soft_embedding_rows(batch: list[ScheduledRequest], offsets: list[int]) -> So
                 how.append(request.soft_embedding_params)
     if not starts:
         return None
-    layout = make_row_layout(tuple([len(state) for state in states]))
     filled = np.flatnonzero(np.concatenate(states) == UNMASKED)
     if not len(filled):
         return None
+    sizes = [len(state) for state in states]
+    rows = [start + np.arange(size) for start, size in zip(starts, sizes, strict=True)]
     count = max([each.shape[1] for each in ids])
     return SoftEmbeddingRows(
-        rows=layout.positions(np.array(starts))[filled],
+        rows=np.concatenate(rows)[filled],
         ids=_pad_columns(ids, count)[filled],
         probs=_pad_columns(probs, count)[filled],
-        params=np.array(how, dtype=np.float64)[layout.request_index[filled]],
+        params=np.array(how, dtype=np.float64).repeat(sizes, axis=0)[filled],
     )
 
 

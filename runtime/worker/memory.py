@@ -29,7 +29,7 @@ from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.base import Model
 from runtime.request.engine_messages import EngineInfo
 from runtime.scheduling.lora_manager import LoRAManager
-from runtime.scheduling.strategy import Strategy, max_request_len
+from runtime.scheduling.strategy import Strategy, max_request_len, max_request_pages
 from runtime.worker.candidates import SamplerConfig
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer, LockstepCapturer, Work
 from runtime.worker.graph_padding import CaptureSizes
@@ -75,9 +75,7 @@ def build_model_runner(
     device, dtype = rank.device, rank.dtype
     page_size, layout = info.page_size, LAYOUTS[config.kv_cache_layout]
     bytes_of_page = layout.page_bytes(model.kv_shapes, page_size, dtype)
-    page_group_size = max(page_size, info.block_layout.alignment)
-    longest = max_request_len(strategy, info.max_model_len)
-    needed = -(-longest // page_group_size) * (page_group_size // page_size)
+    needed = max_request_pages(strategy, info.max_model_len, page_size)
     sizes = capture_sizes_for(info, strategy, needed, lora_manager)
     use_cuda_graphs = _uses_cuda_graphs(config, device, dtype)
     logits_ops = DEFAULT_LOGITS_OPS
@@ -92,7 +90,8 @@ def build_model_runner(
         eos_ids=tuple(info.eos_token_ids),
         edit_tokens=EditTokens.of(info),
         max_num_reqs=info.max_num_reqs,
-        max_request_len=longest,
+        max_request_len=max_request_len(strategy, info.max_model_len),
+        max_request_pages=needed,
         batch_invariant=config.deterministic,
         logits_ops=logits_ops,
     )
@@ -151,7 +150,11 @@ def build_model_runner(
         runner = make(pages)
     if not on_cuda:
         run_warm_up(runner, runner.block_size)
-    log.info("Tokens and states of %d requests: %.1f MB of memory", info.max_num_reqs, runner.states.nbytes / 1e6)
+    log.info(
+        "Tokens, states and page tables of %d requests: %.1f MB of memory",
+        info.max_num_reqs,
+        runner.states.nbytes / 1e6,
+    )
     if isinstance(runner, CudaGraphRunner):
         capture_graphs(runner, info)
     return runner, pages

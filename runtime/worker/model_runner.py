@@ -13,6 +13,8 @@ import torch
 
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
 from runtime.kernels.forward_batch import ForwardBatch
+from runtime.kernels.ops import TORCH
+from runtime.kernels.segments import RowTables
 from runtime.kernels.unmask import BlockInputs, SampledRows
 from runtime.layers.embedding import soft_token_embeddings
 from runtime.layers.kv_pool import KVPool
@@ -20,7 +22,6 @@ from runtime.models.base import Model, SelfConditioned
 from runtime.request.eager_reason import EagerReason
 from runtime.scheduling.step_plan import (
     FIXED,
-    LAYOUT_ARRAYS,
     MASKED,
     NO_RESULTS,
     BlockResults,
@@ -128,7 +129,10 @@ class ModelRunner:
         self.block_size = config.block_size
         self.mask_id = config.mask_id
         self.batch_invariant = config.batch_invariant
-        self.states = RequestStates(config.max_num_reqs, config.max_request_len, pool.device, num_staged=num_staged)
+        self.states = RequestStates(
+            config.max_num_reqs, config.max_request_len, pool.device,
+            max_pages=config.max_request_pages, num_staged=num_staged,
+        )  # fmt: skip
         self.model_step = ModelStep(model, pool, self.states, config)
         self.notify_ranks: Callable[[np.ndarray], None] | None = None  # on the driver rank, see FullLogits
         self.last_logits: FullLogits | None = None  # logits of the last step, for messages of the driver rank
@@ -152,7 +156,7 @@ class ModelRunner:
 
     def launch_forward(self, plan: StepPlan) -> None:
         self.timer.begin()
-        self.states.write(plan.writes, self.h2d)
+        self._write(plan)
         self.hidden_states = self.model_step.forward(*self._forward_inputs(plan))
 
     def must_split(self, blocks: DenoiseBlocks) -> bool:
@@ -214,7 +218,7 @@ class ModelRunner:
 
     def batch(self, plan: StepPlan) -> ForwardBatch:
         """Returns the plan's forward batch on the device, after its writes."""
-        self.states.write(plan.writes, self.h2d)
+        self._write(plan)
         return self.model_step.batch(*self._forward_inputs(plan))
 
     @torch.inference_mode()
@@ -227,9 +231,16 @@ class ModelRunner:
             [logits_ops.all_gather(model.lm_head(model.final_hidden_states(part))).cpu() for part in parts]
         )
 
+    def _write(self, plan: StepPlan) -> None:
+        self.states.write_pages(plan.page_writes, self.h2d)
+        self.states.write(plan.writes, self.h2d)
+
     def _forward_arrays(self, plan: StepPlan) -> tuple[ForwardDescriptor, Arrays]:
         self_conditioned = self.model_step.self_conditioning_state is not None
-        return forward_inputs(plan, self.states, self_conditioned=self_conditioned, block_size=self.block_size)
+        return forward_inputs(
+            plan, self.states, page_size=self.pool.page_size, self_conditioned=self_conditioned,
+            block_size=self.block_size,
+        )  # fmt: skip
 
     def _forward_inputs(self, plan: StepPlan) -> tuple[ForwardDescriptor, Tensors]:
         descriptor, arrays = self._forward_arrays(plan)
@@ -274,6 +285,7 @@ class ModelStep:
         self.model = model
         self.pool = pool
         self.states = states
+        self.expand_segments = getattr(model.lm_head, "kernels", TORCH).expand_segments
         self.mask_id = config.mask_id
         self.soft_embedding_chunk_rows = None
         if config.batch_invariant:
@@ -291,14 +303,24 @@ class ModelStep:
         self.eos_ids = self.sampler.eos_ids
 
     def batch(self, descriptor: ForwardDescriptor, inputs: Tensors) -> ForwardBatch:
+        tokens, pages = inputs.get("tokens"), inputs.get("page_table")
+        tables = RowTables(
+            self.states.tokens if tokens is None else tokens,
+            self.states.pages[:, : descriptor.pages] if pages is None else pages,
+            self.pool.page_size,
+        )
+        rows = self.expand_segments(
+            inputs["segments"], tables, descriptor.rows, descriptor.tiles, descriptor.tile_rows
+        )._asdict()
+        if not descriptor.active_lora_modules:
+            rows["lora_slots"] = None
         return ForwardBatch(
-            tokens=self._tokens(inputs),
-            **{name: inputs[name] for name in LAYOUT_ARRAYS},
+            **rows,
+            page_table=tables.pages,
             page_size=self.pool.page_size,
             tile_rows=descriptor.tile_rows,
             max_seq_len=descriptor.reach,
             self_conditioning=self._self_conditioning_rows(descriptor, inputs),
-            lora_slots=inputs.get("lora_slots"),
             active_lora_modules=descriptor.active_lora_modules,
         )
 
@@ -309,12 +331,6 @@ class ModelStep:
         if descriptor.soft_embedding_shape[0]:
             self._apply_soft_embeddings(x, inputs)
         return self.model.forward(x, batch, self.pool)
-
-    def _tokens(self, inputs: Tensors) -> torch.Tensor:
-        """Returns the tokens of a forward, int64 [rows]."""
-        if "tokens" in inputs:
-            return inputs["tokens"]
-        return self.states.tokens[inputs["token_entry"]].long()
 
     def sample(
         self, descriptor: SampleDescriptor, inputs: Tensors, hidden_states: torch.Tensor, *, graph_safe: bool = False

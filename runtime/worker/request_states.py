@@ -1,19 +1,21 @@
-"""Tokens and states of the positions of all running requests, on the device of the model.
+"""Tokens, states and pages of all running requests, on the device of the model.
 
-A forward reads its tokens here, and the sampling of a block reads and writes its tokens and states. So steps need only
-the numbers of slots and positions. The host writes what no sampling does: requests that begin to run, noise of new
-canvases, and tokens of grammars.
+A forward reads its tokens and pages here, and the sampling of a block reads and writes its tokens and states. So steps
+need only the numbers of slots and positions. The host writes what no sampling does: requests that begin to run, pages,
+noise of new canvases, and tokens of grammars.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from runtime.scheduling.step_plan import FIXED, REMASKED, STATE_BITS, Ints, StateWrite
+from runtime.kernels.segments import FIRST_TOKEN, SLOT
+from runtime.scheduling.step_plan import FIXED, REMASKED, STATE_BITS, Ints, PageWrites, StateWrite, StepPlan
 from runtime.worker.host_buffers import Arrays, PinnedBuffer
 
 
@@ -31,33 +33,50 @@ class BlockContent(NamedTuple):
 
 
 class RequestStates:
-    """One-dimensional tables of tokens and states. Each slot has `max_len` consecutive entries.
+    """Tables of tokens and states, where each slot has `max_len` consecutive entries, and page tables.
 
     Entry 0 is for padding: token 0 in state FIXED. Entries after the slots hold tokens of forwards whose ids are not
-    those of a request, such as ids of an earlier step.
+    those of a request, such as ids of an earlier step. Page tables after the slots are those of plans without
+    requests.
 
     Args:
-        max_len: maximum number of positions of a request.
+        max_len, max_pages: maximum number of positions and pages of a request.
         num_staged: number of entries after the slots.
 
     Attributes:
         tokens: int32 [entries].
         states: int8 [entries]: FIXED, MASKED or UNMASKED, plus REMASKED.
+        pages: int32 [slots, max_pages]. Entries after the last page of a request are any valid page.
     """
 
-    def __init__(self, num_slots: int, max_len: int, device: torch.device, *, num_staged: int = 0) -> None:
+    def __init__(
+        self, num_slots: int, max_len: int, device: torch.device, *, max_pages: int = 0, num_staged: int = 0
+    ) -> None:
         self.max_len = max_len
+        self.num_slots = num_slots
         self.first_staged = 1 + num_slots * max_len
         self.tokens = torch.zeros(self.first_staged + num_staged, dtype=torch.int32, device=device)
         self.states = torch.zeros(self.first_staged, dtype=torch.int8, device=device)
+        num_tables = 2 * num_slots if num_staged else num_slots
+        self.pages = torch.zeros(num_tables, max_pages, dtype=torch.int32, device=device)
 
     @property
     def nbytes(self) -> int:
-        return self.tokens.nbytes + self.states.nbytes
+        return self.tokens.nbytes + self.states.nbytes + self.pages.nbytes
 
     def entries(self, slots: Ints | int, positions: Ints) -> Ints:
         """Returns the entries of positions of requests, int64 [n]."""
         return 1 + slots * self.max_len + positions
+
+    def write_pages(self, writes: PageWrites | None, buffer: PinnedBuffer) -> None:
+        """Writes pages that the host has allocated.
+
+        Args:
+            buffer: transfers them.
+        """
+        if writes is not None:
+            changed = buffer.to_device(writes._asdict())
+            self.pages[changed["slots"].long(), changed["indices"].long()] = changed["pages"]
 
     def write(self, writes: Sequence[StateWrite], buffer: PinnedBuffer) -> None:
         """Writes what the host has changed.
@@ -76,11 +95,20 @@ class RequestStates:
         found = buffer.to_device(arrays)
         self.tokens[found["entry"]], self.states[found["entry"]] = found["tokens"], found["states"]
 
-    def stage(self, tokens: Ints, buffer: PinnedBuffer) -> Ints:
-        """Stores the tokens of a forward, and returns their entries. The next call overwrites them."""
-        end = self.first_staged + len(tokens)
-        self.tokens[self.first_staged : end] = buffer.to_device({"tokens": tokens})["tokens"]
-        return np.arange(self.first_staged, end)
+    def stage(self, plan: StepPlan, segments: npt.NDArray[Any], buffer: PinnedBuffer) -> None:
+        """Stores the tokens and page tables of a plan that has them, and lets `segments` read them there.
+
+        The next call overwrites them.
+        """
+        if plan.tokens is not None:
+            end = self.first_staged + len(plan.tokens)
+            self.tokens[self.first_staged : end] = buffer.to_device({"tokens": plan.tokens})["tokens"]
+            segments[:, FIRST_TOKEN] += self.first_staged
+        if plan.page_table is not None:
+            rows, width = plan.page_table.shape
+            staged = buffer.to_device({"pages": plan.page_table})["pages"]
+            self.pages[self.num_slots : self.num_slots + rows, :width] = staged
+            segments[:, SLOT] += self.num_slots
 
     def gather(self, first: torch.Tensor, size: torch.Tensor, width: int) -> BlockContent:
         """Returns the content of blocks.

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from runtime.algorithms.base import TOKEN_MERGE_TOP_K, LogitStat, get_algorithm
+from runtime.kernels.segments import LORA_SLOT
 from runtime.request.engine_messages import EngineInfo
 from runtime.scheduling.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs, block_causal_plan
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
@@ -79,14 +80,12 @@ def _step(runner: ModelRunner, rows: int, max_seq_len: int, active_lora_modules:
         first,
         np.array(counts),
         np.tile(table, (len(counts), 1)),
-        page_size=runner.pool.page_size,
         block_size=size,
         blocks=block_plan,
     )
     if active_lora_modules:
-        slots = np.zeros(total, dtype=np.int32)
-        layout = replace(plan.layout, lora_slots=slots, active_lora_modules=active_lora_modules)
-        plan = replace(plan, layout=layout)
+        plan.segments[:, LORA_SLOT] = 0
+        plan = replace(plan, active_lora_modules=active_lora_modules)
     runner.launch(plan)
 
 

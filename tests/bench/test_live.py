@@ -98,7 +98,8 @@ def a_step(quantization=None):
     )
     strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(32, None, True, 96, vocab_size=1024))
     pool = UnifiedPool(model.kv_shapes, num_pages=20, page_size=32, dtype=torch.float32, device="cpu")
-    runner = ModelRunner(model, pool, SamplerConfig(32, 1023, 1022, eos_ids=(0,), max_num_reqs=3, max_request_len=96))
+    config = SamplerConfig(32, 1023, 1022, (0,), max_num_reqs=3, max_request_len=96, max_request_pages=6)
+    runner = ModelRunner(model, pool, config)
     return runner, StepPlans(strategy, 32, 1023, 1024, 32, 20).decode(3, 64, filled=0.5)
 
 

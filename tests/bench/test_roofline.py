@@ -11,6 +11,7 @@ from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.roofline import Part, work_of
 from runtime.bench.steady_state import COLUMNS
 from runtime.bench.step_plans import StepPlans
+from runtime.kernels.segments import COUNT
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import resolve_family
@@ -185,11 +186,9 @@ def test_fp8_gemms_count_half_the_flops():
         assert after.parts[name] == before.parts[name]
 
 
-def test_keys_are_read_once_by_all_tiles_of_a_request():
-    """One request has two query tiles, one has none, and one has a single tile."""
+def test_a_request_without_rows_reads_no_keys():
     model, pool, plan = a_step(architecture("llada2-tiny"))
-    tiles = torch.tensor([[0, 0, 20], [0, 20, 12], [1, 32, 0], [2, 64, 32]]).numpy()
-    plan = replace(plan, layout=replace(plan.layout, query_tiles=tiles))
+    plan.segments[1, COUNT] = 0
     read = work_of(model, pool, plan, [4, 4]).parts["layers.0.attention"]
     assert read.nbytes == 2 * (CONTEXT + 32) * 2 * 2 * 32 * 4
 

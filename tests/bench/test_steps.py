@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,14 +14,19 @@ from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
 from runtime.errors import ConfigError
+from runtime.kernels.segments import ForwardRows, RowTables, expand_segments_reference
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import resolve_family
 from runtime.parameters.weight import named_weights
+from runtime.scheduling.step_plan import StepPlan
 from runtime.scheduling.strategy import DecodingContext
 from runtime.strategies.registry import make_strategy, strategies
 from runtime.worker.candidates import SamplerConfig
+from runtime.worker.host_buffers import PinnedBuffer
+from runtime.worker.input_batch import forward_inputs
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.request_states import RequestStates
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["steps", "--arch", "llada2-tiny", "--random-weights", "--device", "cpu"]
@@ -64,6 +68,16 @@ def plans(strategy: str, block_size: int = 8) -> StepPlans:
     return StepPlans(made, block_size, None if made.uniform_noise else 8, 9, 16, 20)
 
 
+def rows_of(plan: StepPlan) -> ForwardRows:
+    """Returns the rows of a plan of `plans`."""
+    states = RequestStates(5, 128, torch.device("cpu"), max_pages=8)
+    states.write_pages(plan.page_writes, PinnedBuffer(states.tokens.device))
+    shape, arrays = forward_inputs(plan, states, page_size=16, self_conditioned=False, block_size=8)
+    tables = RowTables(states.tokens, states.pages, 16)
+    segments = torch.from_numpy(arrays["segments"])
+    return expand_segments_reference(segments, tables, shape.rows, shape.tiles, shape.tile_rows)
+
+
 @pytest.mark.parametrize("strategy", strategies())
 def test_plans_use_each_slot_once_and_read_existing_kv(strategy):
     made = plans(strategy)
@@ -71,13 +85,13 @@ def test_plans_use_each_slot_once_and_read_existing_kv(strategy):
     steps += [(plan, 0) for plan in made.prefill(5, 40, budget=80)]
     assert len(steps) == 5
     for plan, cached in steps:
-        slots, tiles = plan.layout.slots, plan.layout.query_tiles
-        assert len(set(slots.tolist())) == len(slots) == plan.num_rows == tiles[:, 2].sum()
-        assert plan.layout.slots.max() < 20 * 16
-        assert plan.layout.positions.min() == cached
-        assert (plan.layout.visible_end > plan.layout.positions).all()
-        assert plan.layout.visible_end.max() <= plan.layout.positions.max() + 1
-        assert len(plan.writes) == len(plan.layout.page_table)
+        rows = rows_of(plan)
+        assert len(set(rows.slots.tolist())) == len(rows.slots) == plan.num_rows == rows.query_tiles[:, 2].sum()
+        assert rows.slots.max() < 20 * 16
+        assert rows.positions.min() == cached
+        assert (rows.visible_end > rows.positions).all()
+        assert rows.visible_end.max() <= rows.positions.max() + 1
+        assert len(plan.writes) == len(plan.segments)
         assert all(write.tokens.max() < 9 for write in plan.writes)
 
 
@@ -97,17 +111,19 @@ def test_blocks_of_diffusion_gemma_are_all_noise():
 def test_a_canvas_of_diffusion_gemma_is_a_second_step_behind_a_causal_prompt():
     made = plans("diffusion_gemma")
     step = made.decode(2, 41)
-    assert step.layout.is_editable.all()
-    assert set(step.layout.visible_end.tolist()) == {49}
-    assert set(step.layout.window_pos.tolist()) == {41}
+    rows = rows_of(step)
+    assert rows.is_editable.all()
+    assert set(rows.visible_end.tolist()) == {49}
+    assert set(rows.window_pos.tolist()) == {41}
     assert step.blocks.num_advance_steps.tolist() == [1, 1]
     assert sorted(step.blocks.req_slot.tolist()) == [0, 1]
     assert step.blocks.noise_uniforms.shape == (2, 8)
     assert step.blocks.sampling.params[:, 0].tolist() == [1, 1]
     (prompt,) = made.prefill(1, 41, budget=80)
-    assert not prompt.layout.is_editable.any()
-    assert np.array_equal(prompt.layout.visible_end, prompt.layout.positions + 1)
-    assert np.array_equal(prompt.layout.window_pos, prompt.layout.positions)
+    rows = rows_of(prompt)
+    assert not rows.is_editable.any()
+    assert torch.equal(rows.visible_end, rows.positions + 1)
+    assert torch.equal(rows.window_pos, rows.positions)
 
 
 def test_diffusion_gemma_gets_the_distributions_of_the_last_step():
@@ -115,7 +131,8 @@ def test_diffusion_gemma_gets_the_distributions_of_the_last_step():
     model = random_model(architecture("diffusiongemma-tiny"), build)
     made = plans("diffusion_gemma", 16)
     pool = UnifiedPool(model.kv_shapes, num_pages=20, page_size=16, dtype=torch.float32, device="cpu")
-    runner = ModelRunner(model, pool, SamplerConfig(16, None, 8, eos_ids=(0,), max_num_reqs=2, max_request_len=64))
+    config = SamplerConfig(16, None, 8, eos_ids=(0,), max_num_reqs=2, max_request_len=64, max_request_pages=4)
+    runner = ModelRunner(model, pool, config)
     plan = made.decode(2, 41)
     runner.run(plan)
     assert bool(runner.batch(plan).self_conditioning.abs().sum(1).all())
@@ -123,10 +140,10 @@ def test_diffusion_gemma_gets_the_distributions_of_the_last_step():
 
 def test_a_canvas_of_full_attends_to_all_of_itself():
     made = plans("full")
-    assert set(made.decode(2, 40).layout.visible_end.tolist()) == {48}
+    assert set(rows_of(made.decode(2, 40)).visible_end.tolist()) == {48}
     (prompt,) = made.prefill(2, 40, budget=80)
-    assert prompt.layout.is_editable.all()
-    assert set(prompt.layout.visible_end.tolist()) == {40}
+    assert rows_of(prompt).is_editable.all()
+    assert set(rows_of(prompt).visible_end.tolist()) == {40}
 
 
 SHAPES = {

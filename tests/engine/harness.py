@@ -6,7 +6,7 @@ The oracle's `Shape` and `Params` describe the settings of the server and the pa
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -22,7 +22,7 @@ from runtime.request.field_spec import AlgorithmInfo, with_defaults
 from runtime.scheduling.request import Request
 from runtime.scheduling.scheduler import StepTimeEstimator
 from runtime.scheduling.step_plan import REMASKED, STATE_BITS, DenoiseBlocks, StepPlan
-from runtime.scheduling.strategy import DecodingContext, max_request_len
+from runtime.scheduling.strategy import DecodingContext, max_request_len, max_request_pages
 from runtime.strategies.multi_bd import MultiBlock
 from runtime.strategies.registry import make_strategy
 from runtime.worker.candidates import SamplerConfig
@@ -132,11 +132,11 @@ class CheckedRunner(ModelRunner):
     def check(self, plan: StepPlan) -> None:
         cache, info = self.engine.cache, self.engine.info
         assert 0 < plan.num_rows <= info.max_num_batched_tokens
-        slots = plan.layout.slots
+        slots = self.batch(replace(plan, writes=())).slots  # a plan is checked again if its forward is launched again
         assert len(set(slots.tolist())) == len(slots), "two rows write to one slot"
         scheduler = self.engine.scheduler
         served = [request for request in scheduler.running if request.last_served_step == scheduler._step]
-        assert len(plan.layout.page_table) == len(served) == 1 or not any(request.exclusive_batch for request in served)
+        assert len(plan.segments) == len(served) == 1 or not any(request.exclusive_batch for request in served)
         for page_group in set((slots // cache.page_group_size).tolist()):
             assert cache._refs[page_group] == 1, "the step writes to a shared page"
             assert page_group not in cache._key_of, "the step writes to a final page of the prefix cache"
@@ -196,13 +196,13 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         default_algorithm="dmax" if setup.strategy == "dmax" else "threshold",
     )  # fmt: skip
     pool = UnifiedPool(model.kv_shapes, num_pages=setup.pages, page_size=setup.page, dtype=torch.float64, device="cpu")
-    longest = max_request_len(strategy, setup.max_len)
+    width = max_request_pages(strategy, setup.max_len, setup.page)
     config = SamplerConfig(
-        setup.block, setup.mask, setup.max_token, setup.eos, orders, setup.max_reqs, max_request_len=longest
-    )
+        setup.block, setup.mask, setup.max_token, setup.eos, orders, setup.max_reqs,
+        max_request_len=max_request_len(strategy, setup.max_len), max_request_pages=width,
+    )  # fmt: skip
     runner: CheckedRunner
     if setup.replayed:
-        width = -(-longest // setup.page) + setup.block
         sizes = CaptureSizes(setup.block, width, setup.page, max(setup.budget // 2, setup.block), setup.max_reqs)
         runner = CheckedReplayingRunner(model, pool, config, sizes, run_eagerly, capture_after=2)
     else:
@@ -342,6 +342,15 @@ def check_logprobs(received: Received, setup: Setup, ask: Ask, logits_of: Logits
         np.testing.assert_allclose([other for _, other in top], expect[best], atol=1e-9)
 
 
+def page_tables(engine: Engine) -> np.ndarray:
+    """Returns the page tables that the runner has, with the changes that it will get, int32 [slots, pages]."""
+    runner: ModelRunner = getattr(engine.runner, "local", engine.runner)  # type: ignore[assignment]
+    tables = runner.states.pages.numpy().copy()
+    for row, changes in engine.table._pending.items():
+        tables[row, list(changes)] = list(changes.values())
+    return tables
+
+
 def check_accounting(engine: Engine) -> None:
     """Asserts that every page group is either free, in use or cached, and that all reference counts are right."""
     cache, scheduler = engine.cache, engine.scheduler
@@ -354,6 +363,7 @@ def check_accounting(engine: Engine) -> None:
     assert [held[page_group] for page_group in range(cache.num_page_groups)] == cache._refs
     assert idle <= set(cache._key_of)
     assert {page_group: key for key, page_group in cache._by_key.items()} == cache._key_of
+    tables = page_tables(engine)
     for request in scheduler.running:
         assert len(set(request.page_groups)) == len(request.page_groups)
         assert request.num_computed_tokens <= len(request.page_groups) * cache.page_group_size
@@ -363,7 +373,7 @@ def check_accounting(engine: Engine) -> None:
             for page_group in request.page_groups
             for i in range(cache.pages_per_group)
         ]
-        assert engine.table._pages[request.req_slot, :n].tolist() == pages
+        assert tables[request.req_slot, :n].tolist() == pages
     assert scheduler.running == sorted(scheduler.running, key=lambda request: request.arrival_index)
     rows = [request.req_slot for request in scheduler.running]
     assert sorted(rows + engine.table._free_rows) == list(range(engine.info.max_num_reqs))
@@ -412,7 +422,7 @@ def check_cached(engine: Engine, request: Request, setup: Setup) -> None:
     """Checks docs/research/decoding-rules.md#invariant-3-cached-keys-and-values on the hash model."""
     info, pool = engine.info, engine.runner.pool  # type: ignore[attr-defined]
     at = np.arange(request.num_computed_tokens)
-    pages = engine.table._pages[request.req_slot][at // info.page_size].astype(np.int64)
+    pages = page_tables(engine)[request.req_slot][at // info.page_size].astype(np.int64)
     slots = pages * info.page_size + at % info.page_size
     tokens = request.tokens[: request.num_computed_tokens]
     assert flat(pool.layer(0).k)[slots].tolist() == tokens.tolist()

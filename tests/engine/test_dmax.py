@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import numpy as np
+
+from runtime.kernels.segments import COUNT, START
 from runtime.scheduling.step_plan import UNMASKED, StepPlan
 from tests.engine.harness import Ask, Run, Setup
 from tests.engine.test_strategies import MERGED as SLOW
@@ -52,7 +55,9 @@ def test_rows_with_soft_embeddings() -> None:
             continue
         seen += 1
         plan = run.plans[-1]
-        positions = plan.layout.positions[merged.rows]
+        starts, counts = plan.segments[:, START].tolist(), plan.segments[:, COUNT].tolist()
+        spans = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        positions = np.concatenate(spans)[merged.rows]
         assert sorted(zip(positions, merged.ids[:, 0], merged.probs[:, 0], strict=True)) == expected
         assert set(map(tuple, merged.params.tolist())) <= {(0, 1, 1), (1, 0.5, 1), (0, 1, 0)}
         assert not (merged.probs[merged.params[:, 0] == 1, 1:]).any()

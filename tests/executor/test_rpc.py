@@ -13,10 +13,10 @@ from runtime.executor.rpc import AdapterPair, ConnectionClosed, Hello, RpcConnec
 from runtime.executor.serialization import decode_blocks, decode_forward, encode_blocks, encode_forward
 from runtime.scheduling.step_plan import (
     AlgorithmBatch,
-    BatchLayout,
     DenoiseBlocks,
     ForcedTokens,
     LogitsProcessorBatch,
+    PageWrites,
     SamplingInputs,
     SoftEmbeddingRows,
     StateWrite,
@@ -86,10 +86,6 @@ def test_invalid_messages(wires, data):
 
 def test_plans_are_received_unchanged(wires):
     ours, theirs = wires
-    rows = np.arange(4)
-    layout = BatchLayout(
-        rows, rows + 1, rows.astype(np.int32), rows + 2, rows > 1, rows[:3, None], rows[None], rows + 4, rows + 3, 3
-    )
     merged = SoftEmbeddingRows(np.arange(2), np.ones((2, 3), np.int64), np.ones((2, 3)), np.ones((2, 3)))
     fields = (
         "rows", "tokens", "state", "sampled", "must_advance", "num_advance_steps", "initial_masks", "step_budget",
@@ -108,7 +104,11 @@ def test_plans_are_received_unchanged(wires):
         num_logprobs=np.arange(2), forced_tokens=(ForcedTokens(0, 1, (2,)),), per_request=(),
     )  # fmt: skip
     write = StateWrite(2, 5, np.arange(3), np.array([0, 1, 6], np.int8))
-    plan = StepPlan(None, layout, soft_embeddings=merged, writes=(write,))
+    few = np.arange(3, dtype=np.int32)
+    plan = StepPlan(
+        np.arange(26, dtype=np.int32).reshape(2, 13), None, few[None], 3, soft_embeddings=merged, writes=(write,),
+        page_writes=PageWrites(few, few + 1, few + 2),
+    )  # fmt: skip
     ours.send(Step(encode_forward(plan)))
     ours.send(Sample(encode_blocks(blocks)))
     found = decode_forward(theirs.receive().plan)
@@ -117,17 +117,6 @@ def test_plans_are_received_unchanged(wires):
     assert found_blocks.groups[1].algorithm is get_algorithm("credit")
     assert_equal(found_blocks, replace(blocks, num_logprobs=None, forced_tokens=()))  # only rank 0 uses these
     assert decode_blocks(encode_blocks(None), get_algorithm) is None
-
-
-def test_a_plan_with_the_last_layout_is_short():
-    rows = np.arange(4)
-    layout = BatchLayout(rows, rows, rows.astype(np.int32), rows, rows > 1, rows[:3, None], rows[None])
-    plan = StepPlan(rows, layout)
-    data = encode_forward(plan, same=True)
-    assert len(data) < len(encode_forward(plan)) / 2
-    assert decode_forward(data, layout).layout is layout
-    with pytest.raises(ValueError, match="no layout"):
-        decode_forward(data)
 
 
 def assert_equal(found, expected):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_reference, interleave_gate_up
-from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.fused_argmax import lm_head_argmax, lm_head_argmax_reference
 from runtime.kernels.fused_moe import fused_moe, tile_config
 from runtime.kernels.fused_moe.fused_moe import (
@@ -51,9 +51,18 @@ from runtime.kernels.rotary_and_cache import (
     qk_norm_rope_reference,
     write_kv_reference,
 )
+from runtime.kernels.segments import (
+    PADDING,
+    RowTables,
+    Segment,
+    expand_segments,
+    expand_segments_reference,
+    number_rows,
+)
 from runtime.kernels.unmask import BlockInputs, SampledRows, threshold_unmask, threshold_unmask_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
 from tests.models.paged import make_batch, page_tables
+from tests.tiles import make_query_tiles
 
 # Largest ||out - ref|| / ||ref|| that rounding of the result, and of a kernel's intermediate values, can explain.
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
@@ -436,6 +445,39 @@ def check_fill(blocks: int, size: int, columns: int, mask_id: int | None, device
     for own, right in zip(*found, strict=True):
         assert own.dtype == right.dtype
         assert torch.equal(own, right)
+
+
+def some_segments(counts: list[int], rows: int, tile_rows: int) -> tuple[torch.Tensor, RowTables, int]:
+    """Returns random segments of `counts` rows, padded to `rows` if those are more, their tables, and the tiles."""
+    generator = torch.Generator().manual_seed(sum(counts) + rows)
+
+    def drawn(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=generator))
+
+    made = [
+        Segment(n, drawn(0, 60), count, drawn(0, 60), drawn(1, 40), drawn(0, 90), drawn(60, 400), drawn(0, 90),
+                drawn(0, 90), drawn(-1, 3), first_token=drawn(1, 90))
+        for n, count in enumerate(counts)
+    ]  # fmt: skip
+    padding = rows - sum(counts)
+    if padding:
+        made += [Segment(0, PADDING, padding, 0, 0, 0), Segment(0, 0, 0, 0, 0, 0)]
+    segments = np.array(made, dtype=np.int32)
+    tiles = number_rows(segments, tile_rows) + 3 * bool(padding)
+    tokens = torch.randint(0, 500, (90 + max(counts),), generator=generator, dtype=torch.int32)
+    pages = torch.randint(0, 50, (len(counts), 60), generator=generator, dtype=torch.int32)
+    return torch.from_numpy(segments), RowTables(tokens, pages[:, :57], 16), tiles
+
+
+def check_segments(counts: list[int], rows: int, tile_rows: int, device: str) -> None:
+    """Compares `expand_segments` with its reference."""
+    segments, tables, tiles = some_segments(counts, rows, tile_rows)
+    there = RowTables(tables.tokens.to(device), tables.pages.to(device), tables.page_size)
+    found = expand_segments(segments.to(device), there, rows, tiles, tile_rows)
+    expected = expand_segments_reference(segments, tables, rows, tiles, tile_rows)
+    for name, own, right in zip(found._fields, found, expected, strict=True):
+        assert own.dtype == right.dtype, name
+        assert torch.equal(own.cpu(), right), name
 
 
 def check_sandwich(rows: int, size: int, dtype: torch.dtype, device: str) -> None:

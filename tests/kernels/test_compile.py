@@ -22,6 +22,7 @@ from runtime.kernels import (  # noqa: E402
     paged_attention,
     quantized_tensor,
     rotary_and_cache,
+    segments,
     topk_topp_sampling,
     unmask,
     weighted_embedding,
@@ -457,6 +458,15 @@ def test_head(rows, dtype, batch_invariant):
     compiled = build(fused_argmax._partial_argmax, types, constants, num_warps=config.warps)
     if described:
         check_gemm(compiled)
+
+
+def test_expand_segments():
+    types = typed(
+        pi64="tokens_ptr positions_ptr slots_ptr window_pos_ptr", pi1="is_editable_ptr", i32="tiles pages_stride",
+        pi32="segments_ptr token_table_ptr pages_ptr visible_end_ptr lora_slots_ptr tiles_ptr",
+    )  # fmt: skip
+    constants = {"PAGE_SIZE": 32, "TILE_ROWS": 256, "FIELDS": segments.FIELDS, "ROWS": segments.ROWS}
+    assert spilled(build(segments._expand_segments, types, constants, num_warps=4)) == 0
 
 
 @pytest.mark.parametrize("size", [32, 256])

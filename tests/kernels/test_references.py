@@ -2,18 +2,26 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from runtime.kernels.activation import select_gate_up_tile
-from runtime.kernels.forward_batch import MAX_TILE_ROWS, make_query_tiles
 from runtime.kernels.layernorm import gemm_add_norm_reference
+from runtime.kernels.segments import (
+    COUNT,
+    FIRST_ROW,
+    PADDING,
+    START,
+    Segment,
+    expand_segments_reference,
+    visible_end_of,
+)
 from runtime.kernels.weighted_embedding import soft_embedding_reference
 
 pytest.importorskip("triton")
 
 from runtime.kernels.paged_attention import MAX_WORKSPACE, SCORES_CONFIG, _tiles_per_pass
+from tests.kernels.cases import some_segments
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -64,15 +72,6 @@ def test_steps_of_powers_of_two_select_every_tile(width):
     assert {select_gate_up_tile(rows, 2 * width, 132) for rows in range(1, 8193, 7)} - met <= {None}
 
 
-def test_tiles_are_runs_of_one_request_in_order():
-    counts = np.array([3, 2 * MAX_TILE_ROWS + 1, 1, MAX_TILE_ROWS])
-    tiles = make_query_tiles(counts).tolist()
-    assert tiles == [
-        [0, 0, 3], [1, 3, MAX_TILE_ROWS], [1, 3 + MAX_TILE_ROWS, MAX_TILE_ROWS], [1, 3 + 2 * MAX_TILE_ROWS, 1],
-        [2, 4 + 2 * MAX_TILE_ROWS, 1], [3, 5 + 2 * MAX_TILE_ROWS, MAX_TILE_ROWS],
-    ]  # fmt: skip
-
-
 def make_batch(
     tiles: int, tile_rows: int = 256, keys: int = 1024, heads: int = 16, dim: int = 512, dtype=torch.bfloat16
 ):
@@ -92,3 +91,32 @@ def test_workspace_of_a_pass_is_bounded(tiles, keys):
     assert together or keys == 1 << 20
     if together:
         assert together == -(-tiles // -(-tiles // together)), "the tiles are not divided evenly between the passes"
+
+
+@pytest.mark.parametrize(("counts", "rows"), [([5], 5), ([32, 7, 1], 64), ([600, 1, 2], 610)])
+def test_rows_of_segments(counts, rows):
+    """Compares `expand_segments_reference` with a loop over rows."""
+    segments, tables, tiles = some_segments(counts, rows, 16)
+    found = expand_segments_reference(segments, tables, rows, tiles, 16)
+    expected, expected_tiles = [], []
+    for one in map(Segment._make, segments.tolist()):
+        for offset in range(one.count):
+            at = one.start + offset
+            if one.start == PADDING:
+                expected.append((int(tables.tokens[0]), 0, -1, 1, 0, False, -1))
+                continue
+            block_end = one.origin
+            while at >= one.origin and block_end <= at:
+                block_end += one.block_size
+            slot = int(tables.pages[one.slot, at // 16]) * 16 + at % 16
+            end = min(at + 1 if at < one.causal_end else block_end, one.visible_limit)
+            token, window = int(tables.tokens[one.first_token + offset]), min(at, one.window_end)
+            expected.append((token, at, slot, end, window, at >= one.editable_start, one.lora_slot))
+        for first in range(0, one.count, 16):
+            expected_tiles.append([one.slot, one.first_row + first, min(16, one.count - first)])
+    assert list(zip(*(array.tolist() for array in found[:-1]), strict=True)) == expected
+    assert found.query_tiles.tolist() == expected_tiles + [[0, 0, 0]] * (tiles - len(expected_tiles))
+    at = segments[: len(counts), START] + segments[: len(counts), COUNT] - 1
+    last = visible_end_of(segments[: len(counts)].numpy(), at.numpy())
+    rows_of_last = (segments[: len(counts), FIRST_ROW] + segments[: len(counts), COUNT] - 1).long()
+    assert last.tolist() == found.visible_end[rows_of_last].tolist()

@@ -12,7 +12,7 @@ from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError, RequestError
 from runtime.kernels import batch_invariant_torch
 from runtime.kernels.lora import LoRABatch
-from runtime.scheduling.strategy import max_request_len
+from runtime.scheduling.strategy import max_request_len, max_request_pages
 from runtime.worker.candidates import SamplerConfig
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly
 from runtime.worker.memory import capture_sizes_for
@@ -102,6 +102,7 @@ def replayed(engine):
         block_size=sizes.block_size, mask_id=info.mask_token_id, max_token_id=info.max_token_id,
         eos_ids=tuple(info.eos_token_ids), max_num_reqs=info.max_num_reqs,
         max_request_len=max_request_len(inner.strategy, info.max_model_len),
+        max_request_pages=max_request_pages(inner.strategy, info.max_model_len, info.page_size),
     )  # fmt: skip
     inner.runner = CudaGraphRunner(runner.model, runner.pool, config, sizes, run_eagerly, capture_after=1)
     return engine

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.models.diffusion_gemma import DiffusionGemma
 from tests.models.paged import page_tables, poisoned_pool
+from tests.tiles import make_query_tiles
 
 
 @dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
-from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import LAYOUTS, KVPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import Model, resolve_family
@@ -14,6 +14,7 @@ from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
+from tests.tiles import make_query_tiles
 
 
 def make_batch(

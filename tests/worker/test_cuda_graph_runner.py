@@ -15,7 +15,7 @@ from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
 from runtime.engine.setup import load_engine
 from runtime.executor.executor import DistributedRunner
-from runtime.kernels.forward_batch import MAX_TILE_ROWS, make_query_tiles
+from runtime.kernels.forward_batch import MAX_TILE_ROWS
 from runtime.request.engine_messages import DecodingParams, RequestSpec
 from runtime.scheduling.lora_manager import LoRAManager
 from runtime.scheduling.strategy import DecodingContext
@@ -39,6 +39,7 @@ from runtime.worker.warmup import READY_REQUESTS, split_captures
 from tests.golden import GOLDEN
 from tests.matrix import marked
 from tests.request.test_sampling_params import info
+from tests.tiles import make_query_tiles
 from tests.worker.replays import SMALL, Served, check, pretending, served
 
 # `make test-rest` runs the others.
@@ -87,7 +88,7 @@ def test_every_forward_that_fits_has_a_captured_size(max_tokens: int, max_num_re
                 assert tiles > rows // 8  # tiles smaller than a block, more of them than complete blocks would need
                 continue
             assert padded in recorded
-            assert padded.requests >= tiles
+            assert padded.segments >= tiles
             assert padded.tiles >= tiles + -(-(padded.rows - rows) // padded.tile_rows)
     assert sizes.pad_forward(ForwardDescriptor(max_tokens + 8, 1, 1, 1, 8, 8)) is None
 
@@ -133,7 +134,7 @@ def test_captured_forwards_have_no_more_tiles_than_steps() -> None:
         32 * n for n in capture_batch_sizes(16)
     }
     (largest, *_) = sizes.forward_descriptors()
-    assert (largest.rows, largest.tile_rows, largest.tiles, largest.requests) == (8192, MAX_TILE_ROWS, 16 + 32 + 1, 17)
+    assert (largest.rows, largest.tile_rows, largest.tiles, largest.segments) == (8192, MAX_TILE_ROWS, 16 + 32 + 1, 17)
 
 
 def test_sizes_of_blocks_include_a_padding_block() -> None:

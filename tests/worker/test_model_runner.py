@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.algorithms import logits_ops
 from runtime.algorithms.base import TOP_P, LogitStat, get_algorithm
+from runtime.kernels.segments import COUNT
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.lm_head import LMHead
 from runtime.scheduling.step_plan import MASKED, AlgorithmBatch, BlockResults, DenoiseBlocks, StepPlan
@@ -44,7 +45,7 @@ class Listening(ModelRunner):
 
     def launch(self, plan: StepPlan) -> BlockResults:
         assert plan.blocks is not None
-        rows = np.bincount(plan.layout.query_tiles[:, 0], plan.layout.query_tiles[:, 2]).max()
+        rows = plan.segments[:, COUNT].max()
         self.received.append((plan.num_rows, int(rows), int(plan.blocks.sampled.sum())))
         return super().launch(plan)
 

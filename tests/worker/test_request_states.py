@@ -3,7 +3,17 @@
 import numpy as np
 import torch
 
-from runtime.scheduling.step_plan import FIXED, MASKED, REMASKED, UNMASKED, StateWrite
+from runtime.kernels.segments import FIRST_TOKEN, SLOT, Segment
+from runtime.scheduling.step_plan import (
+    FIXED,
+    MASKED,
+    REMASKED,
+    UNMASKED,
+    PageWrites,
+    StateWrite,
+    StepPlan,
+    make_segments,
+)
 from runtime.worker.host_buffers import PinnedBuffer
 from runtime.worker.request_states import BlockContent, RequestStates
 
@@ -14,7 +24,7 @@ STATES = np.array([FIXED, FIXED, MASKED, UNMASKED + REMASKED, MASKED, MASKED], n
 
 def tables() -> RequestStates:
     """Returns the tables of two requests of six positions, whose tokens are ten times the slot plus the position."""
-    found = RequestStates(3, 6, BUFFER.device, num_staged=4)
+    found = RequestStates(3, 6, BUFFER.device, max_pages=2, num_staged=4)
     found.write([StateWrite(slot, 0, 10 * slot + np.arange(6), STATES) for slot in (2, 0)], BUFFER)
     return found
 
@@ -59,7 +69,13 @@ def test_writes_replace_a_range_and_a_new_request_replaces_all() -> None:
 
 def test_staged_tokens_are_no_tokens_of_a_request() -> None:
     states = tables()
-    before = states.tokens[: states.first_staged].clone()
-    entries = states.stage(np.array([40, 41, 42]), BUFFER)
-    assert states.tokens[entries].tolist() == [40, 41, 42]
-    assert torch.equal(states.tokens[: states.first_staged], before)
+    states.write_pages(PageWrites(*np.array([[2, 0], [1, 0], [7, 9]], np.int32)), BUFFER)
+    before = states.tokens[: states.first_staged].clone(), states.pages[:3].clone()
+    assert before[1].tolist() == [[9, 0], [0, 0], [0, 7]]
+    segments = make_segments([Segment(n, 5, n + 1, 0, 4, 0, first_token=n) for n in range(2)])
+    plan = StepPlan(segments, np.array([40, 41, 42]), np.array([[3], [4]], np.int32))
+    states.stage(plan, segments, BUFFER)
+    assert states.tokens[segments[0, FIRST_TOKEN] :].tolist() == [40, 41, 42, 0]
+    assert states.pages[segments[:, SLOT], 0].tolist() == [3, 4]
+    assert torch.equal(states.tokens[: states.first_staged], before[0])
+    assert torch.equal(states.pages[:3], before[1])
