@@ -86,7 +86,7 @@ def forward_logits(engine: Engine, ids: list[int], block_size: int | None = None
             spec, size=len(ids), num_final_tokens=len(ids), mask_id=engine.info.mask_token_id or 0, arrival_index=0,
             get_algorithm=engine.get_algorithm,
         )  # fmt: skip
-        keys, editable_start = engine.strategy.visible_keys(request), len(ids)
+        keys, editable_start = engine.strategy.visible_keys(request, len(ids)), len(ids)
     segment = Segment(0, 0, len(ids), *keys, visible_limit=len(ids), editable_start=editable_start)
     modules = 0
     if adapter:

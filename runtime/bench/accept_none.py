@@ -1,4 +1,4 @@
-"""A runner whose steps change no block, so that all steps have the same input, and the count of selected experts."""
+"""A runner whose steps need not change blocks, so that all have the same input, and the count of selected experts."""
 
 from __future__ import annotations
 
@@ -10,27 +10,22 @@ import numpy as np
 import torch
 
 from runtime.layers.moe import Router
-from runtime.scheduling.step_plan import MASKED, BlockResults, DenoiseBlocks, StepPlan
+from runtime.scheduling.step_plan import BlockResults, DenoiseBlocks, SampledBlocks, StepPlan
 from runtime.worker.model_runner import ModelRunner, RunnerStats
 
 
 class AcceptNoneRunner:
-    """Runs a model runner, and replaces its results by ones without changes.
+    """Runs a model runner whose blocks need not advance, so a threshold that nothing exceeds leaves them unchanged.
 
-    Blocks need not advance, so a threshold that nothing exceeds leaves them unchanged on the device too. Canvases of
-    noise change there in each step.
+    Attributes:
+        plan: that of the last step, with its blocks.
+        rows: number of rows of each step.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         self.plan: StepPlan
-        self.rows: list[int] = []  # of each step
-        self._held = False
-        self._same: BlockResults | None = None
-
-    def hold(self) -> None:
-        """Reuses the results of the next step for all later steps, which must sample the same blocks."""
-        self._held, self._same = True, None
+        self.rows: list[int] = []
 
     @property
     def stats(self) -> RunnerStats:
@@ -39,6 +34,10 @@ class AcceptNoneRunner:
     @property
     def overlaps(self) -> bool:
         return self.runner.overlaps
+
+    @property
+    def launches_next(self) -> bool:
+        return self.runner.launches_next
 
     def step_context(self) -> AbstractContextManager[None]:
         return self.runner.step_context()
@@ -57,31 +56,20 @@ class AcceptNoneRunner:
         self.plan = replace(self.plan, blocks=blocks)
         self.runner.launch_sampling(blocks)
 
-    def wait(self) -> bool:
+    def wait(self) -> SampledBlocks | None:
         return self.runner.wait()
 
-    def launch_next(self) -> None:
-        self.runner.launch_next()
+    def launch_next(self, plan: StepPlan) -> None:
+        self.runner.launch_next(plan)
 
     def capture_next(self) -> int:
         return self.runner.capture_next()
 
     def results(self) -> BlockResults:
-        results, blocks = self.runner.results(), self.plan.blocks
-        if blocks is None:
-            if self.runner.device.type == "cuda":
-                torch.cuda.synchronize(self.runner.device)  # a step with sampled blocks waits for its results
-            return results
-        if self._same is None or not self._held:
-            masked = blocks.state == MASKED
-            none, never = [0] * len(masked), [False] * len(masked)
-            self._same = replace(
-                results, tokens=blocks.tokens.copy(), state=blocks.state.copy(),
-                remasked=np.zeros_like(masked), masks=masked.sum(1).tolist(),
-                first_masked=masked.argmax(1).tolist(), first_eos=[masked.shape[1]] * len(masked), num_updated=none,
-                edits=none, remasks=none, forced=never, finished=never,
-            )  # fmt: skip
-        return self._same
+        results = self.runner.results()
+        if self.plan.blocks is None and self.runner.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.device)  # a step with sampled blocks waits for its results
+        return results
 
 
 def _not_advancing(blocks: DenoiseBlocks) -> DenoiseBlocks:

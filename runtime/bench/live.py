@@ -1,7 +1,7 @@
 """`python -m runtime.bench steps --live`: wall clock of ``Engine.execute_step``, and the device time of the step.
 
-Requests are live: prefilled, scheduled, planned, and their results applied. Updates of blocks are discarded, so that
-all steps have the same input (`steady_state.py`). Each position of the open block is masked with probability 0.5, and
+Requests are live: prefilled, scheduled, planned, and their results applied. Steps change no block, so that all have the
+same input, or end each block (`steady_state.py`). Each position of the open block is masked with probability 0.5, and
 the others have random ids. A block that has just opened is fully masked. The wall clock includes all host work, copies,
 forward, LM head and unmasking algorithms, and the reset before the step.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -22,7 +23,15 @@ from runtime.algorithms.base import algorithm_keys, get_algorithm
 from runtime.bench.accept_none import AcceptNoneRunner, count_experts
 from runtime.bench.layers import layer_error
 from runtime.bench.roofline import work_of
-from runtime.bench.steady_state import SERVED, SteadyStep, begin, pages_of, steady_step
+from runtime.bench.steady_state import (
+    MAX_WARMUP_STEPS,
+    SERVED,
+    TIMED_STEPS,
+    SteadyStep,
+    begin,
+    pages_of,
+    steady_step,
+)
 from runtime.engine.engine import Engine
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, ModelInfo
@@ -37,12 +46,11 @@ from runtime.strategies.full import CACHE
 from runtime.worker.candidates import SamplerConfig
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer
 from runtime.worker.memory import capture_sizes_for
-from runtime.worker.model_runner import ModelRunner
+from runtime.worker.model_runner import ModelRunner, RunnerStats
 
 ACCEPT = 1.0  # a threshold that no probability exceeds
 IDS = 1000, 150_000  # range of unmasked token ids, limited to the vocabulary
 BLOCKS = 23  # seed of the tokens of open blocks, which do not depend on the context length
-WARMUP_STEPS = 12  # steps before the timed ones
 
 
 def cases(args: argparse.Namespace, strategy: Strategy) -> list[tuple[str, int, int, list[SteadyStep]]]:
@@ -66,6 +74,33 @@ def pages_needed(args: argparse.Namespace, strategy: Strategy) -> int:
     """Returns the number of KV pages that suffices for each case."""
     every = [step for _, _, _, steps in cases(args, strategy) for step in steps]
     return max(pages_of(step, strategy, args.block_size, args.page_size) for step in every)
+
+
+class StepTime(NamedTuple):
+    """Milliseconds of a step; None: not measured."""
+
+    wall: float
+    device: float | None
+    gap: float | None
+    replayed: bool
+
+    @classmethod
+    def of_last(cls, stats: RunnerStats, seconds: float, replayed: int) -> StepTime:
+        """Returns those of the last step, which took `seconds`. `replayed` steps were replayed before it."""
+        device, gap = (found[-1] * 1e3 if found else None for found in (stats.device_seconds, stats.gap_seconds))
+        return cls(seconds * 1e3, device, gap, stats.replayed > replayed)
+
+
+def columns_of(times: Sequence[StepTime]) -> dict[str, Any]:
+    """Returns the columns with medians of all steps."""
+    found: dict[str, Any] = {"wall_ms": statistics.median(each.wall for each in times)}
+    device = [each.device for each in times if each.device is not None]
+    if len(device) == len(times):
+        found["device_ms"] = statistics.median(device)
+        found["gap_ms"] = statistics.median(each.gap for each in times if each.gap is not None)
+        found["host_ms"] = statistics.median(each.wall - own for each, own in zip(times, device, strict=True))
+        found["ratio"] = found["wall_ms"] / found["device_ms"]
+    return {name: round(value, 3) for name, value in found.items()} | {"replayed": sum(each.replayed for each in times)}
 
 
 @dataclass
@@ -97,59 +132,57 @@ class Live:
 
     def _time(self, step: SteadyStep, seed: int, *, measure: bool = True) -> dict[str, Any]:
         """Times a step. Returns its row, with `measure` including the columns of `_measured`."""
-        block, repeats = self.args.block_size, self.args.repeats
-        info = self._info(step)
+        repeats, info = self.args.repeats, self._info(step)
         runner = self._runner(info)
         accept_none = AcceptNoneRunner(runner)
         engine = Engine(info=info, runner=accept_none, strategy=self.strategy, lora_manager=self.adapters)
-        engine.set_overlap_callback(engine.take_outputs)  # as a server's engine process does
+        # outputs are taken as by a server's engine process
+        engine.set_overlap_callback(engine.take_outputs, lambda: step.rewinds)
+        ends = any(member.ends for member in step.members)
+        times: list[StepTime] = []
+        while len(times) < repeats:
+            rewind = self._begin(engine, step, seed)
+            for _ in range(MAX_WARMUP_STEPS):
+                rewind()
+                engine.execute_step()
+            for _ in range(min(TIMED_STEPS if ends else repeats, repeats - len(times))):
+                replayed, started = runner.stats.replayed, time.perf_counter()
+                rewind()  # timed too, as the device may already run this step
+                engine.execute_step()
+                times.append(StepTime.of_last(runner.stats, time.perf_counter() - started, replayed))
+            for n in range(len(step.members)):
+                engine.abort(str(n))
+        timed = set(accept_none.rows[-min(TIMED_STEPS, repeats) :])
+        if timed != {step.rows}:
+            raise RuntimeError(f"the batch was not steady: steps of {sorted(timed)} rows, not {step.rows}")
+        blocks = accept_none.plan.blocks
+        sampled = 0 if blocks is None else int(blocks.sampled.sum())
+        row: dict[str, Any] = {"rows": step.rows, "sampled": sampled, **columns_of(times)}
+        engine.close()
+        if measure:
+            row |= self._measured(accept_none, row["wall_ms"])
+        return row
+
+    def _begin(self, engine: Engine, step: SteadyStep, seed: int) -> Callable[[], None]:
+        """Adds the requests of a step, and fills half of the positions of blocks that do not end. See `begin`."""
+        block = self.args.block_size
         random = np.random.default_rng(len(step.members) * 1_000_003 + seed)
         last = self.model_info.vocab_size - 1
-        low, high = min(IDS[0], last // 2), min(IDS[1], last)
+        ids = min(IDS[0], last // 2), min(IDS[1], last)
         for n, member in enumerate(step.members):
-            prompt = random.integers(low, high, member.prompt).tolist()
             spec = RequestSpec(
-                id=str(n), prompt=prompt, max_tokens=block, ignore_eos=True, seed=n,
-                temperature=self.args.temperature or float(self.strategy.uniform_noise), top_p=self.args.top_p,
-                decoding=info.defaults(),
+                id=str(n), prompt=random.integers(*ids, member.prompt).tolist(), max_tokens=member.max_tokens(block),
+                ignore_eos=True, seed=n, temperature=self.args.temperature or float(self.strategy.uniform_noise),
+                top_p=self.args.top_p, decoding=engine.info.defaults(),
                 adapter=str(n % self.loras) if self.loras else "",
             )  # fmt: skip
             engine.add(spec)
         rewind = begin(engine, step)
         block_random = np.random.default_rng((BLOCKS, len(step.members)))
         for member, request in zip(step.members, engine.scheduler.running, strict=True):
-            if member.cached is None and not self.strategy.uniform_noise:
-                self._half_fill(request, block_random, (low, high))
-        accept_none.hold()
-        for _ in range(WARMUP_STEPS):
-            rewind()
-            engine.execute_step()
-        before = runner.stats.replayed
-        runner.stats.device_seconds.clear()
-        runner.stats.gap_seconds.clear()
-        walls = []
-        for _ in range(repeats):
-            started = time.perf_counter()  # before the rewind: the device may already run this step
-            rewind()
-            engine.execute_step()
-            walls.append((time.perf_counter() - started) * 1e3)
-        timed = accept_none.rows[-repeats:]
-        if set(timed) != {step.rows}:
-            raise RuntimeError(f"the batch was not steady: steps of {sorted(set(timed))} rows, not {step.rows}")
-        device = [seconds * 1e3 for seconds in runner.stats.device_seconds]
-        blocks = accept_none.plan.blocks
-        sampled = 0 if blocks is None else int(blocks.sampled.sum())
-        row: dict[str, Any] = {"rows": step.rows, "sampled": sampled, "wall_ms": round(statistics.median(walls), 3)}
-        if len(device) == repeats:
-            row["device_ms"] = round(statistics.median(device), 3)
-            row["gap_ms"] = round(statistics.median(runner.stats.gap_seconds) * 1e3, 3)
-            row["host_ms"] = round(statistics.median(w - d for w, d in zip(walls, device, strict=True)), 3)
-            row["ratio"] = round(row["wall_ms"] / row["device_ms"], 3)
-        row["replayed"] = runner.stats.replayed - before
-        engine.close()
-        if measure:
-            row |= self._measured(accept_none, row["wall_ms"])
-        return row
+            if member.cached is None and not (member.ends or self.strategy.uniform_noise):
+                self._half_fill(request, block_random, ids)
+        return rewind
 
     def _measured(self, accept_none: AcceptNoneRunner, wall: float) -> dict[str, Any]:
         """Returns mean experts per layer and, on a GPU, lower bounds of the last step; with --check also the error."""
@@ -197,7 +230,7 @@ class Live:
         fitting = [key for key in algorithm_keys() if get_algorithm(key).uniform_noise == self.strategy.uniform_noise]
         algorithm = get_algorithm("threshold" if "threshold" in fitting else fitting[0])
         size = self.args.block_size
-        longest = max(self.strategy.total_len(member.prompt, size) for member in step.members)
+        longest = max(self.strategy.total_len(each.prompt, each.max_tokens(size)) for each in step.members)
         return EngineInfo(
             family="bench",
             strategy="bench",

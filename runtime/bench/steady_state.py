@@ -1,4 +1,4 @@
-"""Steady-state steps: the requests of a step, and the reset of their state before the next one."""
+"""Steady-state steps: the requests of a step, and how the next one gets the same input."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ KINDS = {
     "mixed": "as plain, plus a prefill chunk of another request",
     "prefill": "prompts with their first blocks, as many as --budget holds",
 }
+TIMED_STEPS = 12  # steps with the same requests, if some of their blocks end
+MAX_WARMUP_STEPS = 12  # steps before the timed ones
+# A value of a parameter of the algorithm with which any step ends a block, and one with which none does.
+ENDING = {"accept_threshold": (0.0, 1.0), "max_denoising_steps": (1.0, 4096.0)}
 CHUNK = 512  # rows of the prompt in a mixed step
 SERVED = 8192  # maximum number of rows of a server's step, by default
 
@@ -37,15 +41,20 @@ class Member:
     Attributes:
         prompt: number of prompt tokens.
         cached: prompt tokens that are cached before each step. None: all, or those that an open canvas leaves cached.
+        ends: each step ends its block, so that the next one commits it. Its context grows by a block per step.
     """
 
     prompt: int
     cached: int | None = None
+    ends: bool = False
 
     def rewind(self, request: Request) -> None:
         if self.cached is not None:
             request.num_computed_tokens = self.cached
             request.reused_kv_spans = []
+
+    def max_tokens(self, block: int) -> int:
+        return (MAX_WARMUP_STEPS + TIMED_STEPS + 2) * block if self.ends else block
 
 
 @dataclass(frozen=True)
@@ -57,12 +66,17 @@ class SteadyStep:
         rows: number of rows of each run.
         max_requests: maximum number of running requests of the engine that runs it.
         budget: maximum number of rows of a step of that engine.
+        rewinds: the state of its requests is reset before each run, which no early launch can know.
     """
 
     members: list[Member]
     rows: int
     max_requests: int
     budget: int = SERVED
+
+    @property
+    def rewinds(self) -> bool:
+        return any(member.cached is not None for member in self.members)
 
 
 def steady_step(kind: str, batch: int, context: int, block: int, strategy: Strategy, budget: int) -> SteadyStep:
@@ -87,7 +101,7 @@ def steady_step(kind: str, batch: int, context: int, block: int, strategy: Strat
     chunk = Member(3 * CHUNK, CHUNK)
     if kind in ("commit", "some"):
         ending = batch if kind == "commit" else -(-batch // 8)
-        members = [Member(context + block, context)] * ending + [member] * (batch - ending)
+        members = [Member(context, ends=True)] * ending + [member] * (batch - ending)
         return SteadyStep(members, (batch + ending) * block, batch)
     if kind == "mixed":
         rows = batch * block + CHUNK
@@ -106,7 +120,8 @@ def pages_of(step: SteadyStep, strategy: Strategy, block: int, page_size: int) -
     """Returns the number of KV pages of the step's requests."""
     grain = strategy.block_layout.alignment
     cache = KVCacheManager(num_pages=1, page_size=page_size, block_size=grain, prefix_caching=False)
-    page_groups = [cache.page_groups_for(strategy.total_len(member.prompt, block)) for member in step.members]
+    totals = [strategy.total_len(member.prompt, member.max_tokens(block)) for member in step.members]
+    page_groups = [cache.page_groups_for(total) for total in totals]
     return sum(page_groups) * cache.pages_per_group
 
 
@@ -120,9 +135,18 @@ def begin(engine: Engine, step: SteadyStep) -> Callable[[], None]:
     while scheduler.waiting or any(request.prefilling or not request.nfe for request in scheduler.running):
         engine.step()
     back = list(zip(step.members, scheduler.running, strict=True))
+    for member, request in back:
+        set_ending(request, ends=member.ends)
 
     def rewind() -> None:
         for member, request in back:
             member.rewind(request)
 
     return rewind
+
+
+def set_ending(request: Request, *, ends: bool) -> None:
+    """Lets every step end a block of the request, or none."""
+    for name, values in ENDING.items():
+        if name in request.algorithm.columns:
+            request.params[request.algorithm.columns[name]] = values[not ends]

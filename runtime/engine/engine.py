@@ -16,8 +16,9 @@ from runtime.request.eager_reason import EagerReason
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.scheduling.grammar_queue import GrammarQueue
 from runtime.scheduling.lora_manager import LoRAManager
-from runtime.scheduling.request import Request, ScheduledRequest, Status
+from runtime.scheduling.request import Request, ScheduledRequest
 from runtime.scheduling.scheduler import Scheduler, SchedulingError
+from runtime.scheduling.step_plan import BlockResults, Ints32
 from runtime.scheduling.strategy import Strategy
 from runtime.structured_output.grammar_cache import GrammarCache
 from runtime.worker.input_batch import InputBuilder
@@ -49,7 +50,7 @@ class Engine:
         self.input_builder = InputBuilder(self.table, strategy, self.lora_manager)
         self.grammars = grammars
         self.grammar_queue = GrammarQueue(self.scheduler, grammars)
-        self._launched: list[ScheduledRequest] | None = None  # the batch of a step whose forward was launched early
+        self._launched: tuple[list[Request], Ints32] | None = None  # requests and segments of the next forward
         self._has_pending_commands: Callable[[], bool] = bool
         self._requests: dict[str, Request] = {}  # unfinished requests by id
         self._on_outputs: Callable[[], object] = bool  # the overlap callback; the default has no effect
@@ -61,7 +62,6 @@ class Engine:
         self._output_processor = OutputProcessor(
             strategy, self.scheduler, self._stats, self._step_stats, self._requests, self.grammar_queue, grammars
         )
-        self.scheduler.finish_deferred = self._output_processor.finish_deferred
 
     def add(self, spec: RequestSpec) -> None:
         """Adds a request that ``runtime.request.resolve`` has validated.
@@ -135,8 +135,8 @@ class Engine:
         If the step fails, its requests end with ``finish_reason="error"``. If the strategy fails on a request, only
         that request does.
 
-        If all blocks of the batch continue and no request joins or leaves, the next step has the same layout, and only
-        its token ids are new. Its forward is then launched before the results of this step are processed on the host.
+        The rows of the next step depend on which blocks have ended. Once the device has said that, the next forward is
+        launched, and the results of this step are processed while it runs.
 
         Raises:
             torch.AcceleratorError: the device failed. The process cannot run further steps.
@@ -149,40 +149,33 @@ class Engine:
             return
         started = time.perf_counter()
         try:
-            plan = self.input_builder.replan(batch) if launched else self.input_builder.plan(batch)
+            plan = self.input_builder.plan(batch, launched)
             with runner.step_context():
                 runner.launch_forward(plan)  # no launch if it was launched in the previous step
-                outputs.finish_deferred()  # the output of the previous step
                 blocks = self.input_builder.blocks(batch)
                 if blocks is not None and runner.must_split(blocks):
                     blocks = self.input_builder.split(blocks, batch)
                 runner.launch_sampling(blocks)
                 self._on_outputs()  # outputs of the previous step
-                repeats = runner.wait() and self._may_launch_next(batch)
-                reads_names = repeats and any(scheduled.request.tool_names is not None for scheduled in batch)
-                if repeats and not reads_names:
-                    self._launch_next(batch)
-                results = runner.results()
+                results = self._finish(batch)
                 device_seconds = runner.stats.last_device_seconds
-                if reads_names and not outputs.may_mask(batch, results):
-                    self._launch_next(batch)
             outputs.update_from_output(batch, results)
         except (torch.AcceleratorError, ReplicaLost):
             raise
         except Exception as error:
             log.exception("Step failed: ending its %d requests with an error", len(batch))
-            outputs.finish_deferred()
+            self._launched = None
             outputs.fail([scheduled.request for scheduled in batch], error)
             self._on_outputs()
             return
         ended = time.perf_counter()
         self.scheduler.step_time.update(plan.num_rows, ended - started)
-        if launched:  # during the output processing of the previous step
+        if launched is not None:  # during the output processing of the previous step
             schedule_start = started = self._last_step_end
         self._record_step(len(batch), schedule_start, started, ended, device_seconds)
 
-    def _schedule(self) -> tuple[list[ScheduledRequest], bool]:
-        """Returns the requests of the next step, and whether its forward was launched in the previous one.
+    def _schedule(self) -> tuple[list[ScheduledRequest], Ints32 | None]:
+        """Returns the requests of the next step, and the segments of its forward if that was launched already.
 
         The list is empty if no request can run, or if a request has just failed.
         """
@@ -191,23 +184,36 @@ class Engine:
             for request, error in failed:
                 self._output_processor.fail([request], error)
             if failed:
-                return [], False
-        batch, self._launched = self._launched, None
-        if batch is not None and any(scheduled.request.status is not Status.RELEASED for scheduled in batch):
-            return batch, True
+                return [], None
+        launched, self._launched = self._launched, None
         try:
-            return self.scheduler.schedule(), False
+            if launched is not None:
+                requests, segments = launched
+                batch = self.scheduler.confirm(requests)
+                if batch is not None:
+                    return batch, segments
+            return self.scheduler.schedule(), None
         except SchedulingError as error:
             self._output_processor.fail_request(error.request, error.__cause__ or error)
-            return [], False
+            return [], None
 
-    def _may_launch_next(self, batch: list[ScheduledRequest]) -> bool:
-        """Whether the next step may run the same batch. An early launch would delay pending commands by a step."""
-        return self.scheduler.may_repeat(batch) and not self.grammar_queue.waiting and not self._has_pending_commands()
-
-    def _launch_next(self, batch: list[ScheduledRequest]) -> None:
-        self.runner.launch_next()
-        self._launched = batch
+    def _finish(self, batch: list[ScheduledRequest]) -> BlockResults:
+        """Waits for the sampled blocks, launches the next forward if it is known, and returns the results."""
+        runner, following = self.runner, None
+        if runner.launches_next and not self.grammar_queue.waiting:
+            successors = self.scheduler.successors(batch)
+            if successors is not None:
+                following = self.input_builder.prepare(successors, self.scheduler.max_next_rows)
+        sampled = runner.wait()
+        segments = None if following is None or sampled is None else following.choose(sampled)
+        if following is None or segments is None or self._has_pending_commands():  # a launch would delay them by a step
+            return runner.results()
+        reads_names = any(scheduled.request.tool_names is not None for scheduled in batch)
+        results = runner.results() if reads_names else None
+        if results is None or not self._output_processor.may_mask(batch, results):
+            runner.launch_next(self.input_builder.plan_next(following, segments))
+            self._launched = following.requests, segments
+        return results or runner.results()
 
     def _record_step(
         self, requests: int, schedule_start: float, started: float, ended: float, device_seconds: float | None
@@ -270,7 +276,6 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Returns totals since the start, current gauges, and the latest observations since the last call."""
-        self._output_processor.finish_deferred()
         stats = self._stats
         stats.waiting = len(self.scheduler.waiting) + self.grammar_queue.waiting
         stats.adapters_waiting = self.lora_manager.num_waiting(self.scheduler.waiting)

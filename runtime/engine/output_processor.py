@@ -1,7 +1,4 @@
-"""Applies sampler output to request state, and makes the outputs that the engine returns.
-
-Only what the next step's inputs need is applied immediately. The rest overlaps with the next forward.
-"""
+"""Applies sampler output to request state, and makes the outputs that the engine returns."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from runtime.request.engine_messages import EngineOutput, EngineStats, TokenLogp
 from runtime.scheduling.grammar_queue import ConstraintError, GrammarQueue, error_message
 from runtime.scheduling.request import Request, ScheduledRequest, Status
 from runtime.scheduling.scheduler import Scheduler
-from runtime.scheduling.step_plan import NO_RESULTS, BlockResults
+from runtime.scheduling.step_plan import BlockResults
 from runtime.scheduling.strategy import Strategy
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
 
@@ -45,39 +42,15 @@ class OutputProcessor:
         self._grammar_queue = grammar_queue
         self._grammars = grammars
         self._failed: list[EngineOutput] = []  # of requests that ended with an error
-        self._deferred: list[tuple[ScheduledRequest, int]] = []  # each with the index of its block in `_results`
-        self._results = NO_RESULTS  # results of the last step
 
     def update_from_output(self, batch: list[ScheduledRequest], results: BlockResults) -> None:
-        """Applies the results of a step.
-
-        For a block that continues with a stable layout, only the token ids are applied; `finish_deferred` does the
-        rest.
-        """
-        self.finish_deferred()  # no effect if it ran before the sampling of this step
-        stats, left, self._results = self._stats, self._deferred, results
-        continuing: list[bool] | None = None
+        """Applies the results of a step. Must run before the next step samples, which reuses their memory."""
         first = 0
         for scheduled in batch:
-            if scheduled.request.status is Status.RELEASED:  # the deferred part failed
-                first += len(scheduled.blocks)
-                continue
-            if scheduled.stable_layout and continuing is None:
-                continuing = results.continuing
-            if (
-                scheduled.stable_layout
-                and continuing is not None
-                and continuing[first]
-                and not _may_mask(scheduled, results, first)
-            ):
-                (block,) = scheduled.blocks
-                block.tokens[...] = results.tokens[first, : block.size]
-                scheduled.request.output_deferred = True
-                left.append((scheduled, first))
-                first += 1
-                continue
-            self._update(scheduled, results, first)
+            if scheduled.request.status is not Status.RELEASED:
+                self._update(scheduled, results, first)
             first += len(scheduled.blocks)
+        stats = self._stats
         stats.edits += sum(results.edits)
         stats.remasks += sum(results.remasks)
         stats.forced += sum(results.forced)
@@ -91,21 +64,8 @@ class OutputProcessor:
             first += len(scheduled.blocks)
         return False
 
-    def finish_deferred(self) -> None:
-        """Applies what `update_from_output` deferred. Must run before the memory of the results is reused."""
-        if not self._deferred:
-            return
-        left, self._deferred = self._deferred, []
-        results, self._results = self._results, NO_RESULTS
-        for scheduled, first in left:
-            request = scheduled.request
-            request.output_deferred = False
-            if request.status is not Status.RELEASED:
-                self._update_blocks(scheduled, results, first)
-
     def take_updated(self) -> list[Request]:
         """Returns the requests with new output, and adds their final page groups to the prefix cache."""
-        self.finish_deferred()
         for request in self._uncached:
             if request.status is Status.RUNNING:
                 self.scheduler.cache_pages(request)

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from runtime.executor.rank_worker import error_summary, file_digests_of
 from runtime.executor.serialization import encode_blocks, encode_forward
 from runtime.lora.adapter_checkpoint import Adapter
 from runtime.lora.adapter_weights import LoRAWeights
-from runtime.scheduling.step_plan import BlockResults, DenoiseBlocks, StepPlan
+from runtime.scheduling.step_plan import BlockResults, DenoiseBlocks, SampledBlocks, StepPlan
 from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner
@@ -257,9 +256,8 @@ class DistributedRunner:
         self.executor = executor
         self.stats = local.stats
         local.notify_ranks = lambda rows: executor.broadcast(rpc.FetchRows(rows))
-        self.overlaps = local.overlaps
+        self.overlaps, self.launches_next = local.overlaps, local.launches_next
         self._step_guard = executor.step_guard()
-        self._last_plan: StepPlan | None = None  # of the last forward
 
     @contextmanager
     def step_context(self) -> Iterator[None]:
@@ -268,12 +266,8 @@ class DistributedRunner:
 
     def launch_forward(self, plan: StepPlan) -> None:
         if not self.local.has_launched(plan):
-            self._broadcast_step(plan)
-        self._last_plan = plan
+            self.executor.broadcast(rpc.Step(encode_forward(plan)))
         self.local.launch_forward(plan)
-
-    def _broadcast_step(self, plan: StepPlan) -> None:
-        self.executor.broadcast(rpc.Step(encode_forward(plan)))
 
     def must_split(self, blocks: DenoiseBlocks) -> bool:
         return False  # batch-invariant sampling is not supported with several ranks
@@ -282,14 +276,13 @@ class DistributedRunner:
         self.executor.broadcast(rpc.Sample(encode_blocks(blocks)))
         self.local.launch_sampling(blocks)
 
-    def wait(self) -> bool:
+    def wait(self) -> SampledBlocks | None:
         return self.local.wait()
 
-    def launch_next(self) -> None:
+    def launch_next(self, plan: StepPlan) -> None:
         """See `Runner.launch_next`. If the step does not follow, the other ranks get another `Step` instead."""
-        assert self._last_plan is not None
-        self._broadcast_step(replace(self._last_plan, writes=(), page_writes=None))
-        self.local.launch_next()
+        self.executor.broadcast(rpc.Step(encode_forward(plan)))
+        self.local.launch_next(plan)
 
     def results(self) -> BlockResults:
         return self.local.results()

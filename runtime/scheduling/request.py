@@ -134,7 +134,6 @@ class Request:
         blocks_opened: the blocks of this step are open (docs/research/decoding-rules.md#opening-blocks).
         last_served_step: number of the last engine step with this request.
         last_scheduled: result of the last scheduling of its open blocks, reset on preemption.
-        output_deferred: the next step has the same layout; only token ids of the last step have been applied.
         num_stable_tokens: positions below it are final text.
         num_sent_tokens: positions below it were returned to the client.
         hit_eos: an end-of-sequence id or a stop token, which is not part of the output, ended it.
@@ -200,7 +199,6 @@ class Request:
         self.blocks_opened = False
         self.last_served_step = -1
         self.last_scheduled: ScheduledRequest | None = None
-        self.output_deferred = False
         self.num_stable_tokens = self.prompt_len
         self.num_sent_tokens = self.prompt_len
         self.hit_eos = False
@@ -260,6 +258,16 @@ class Request:
     def forced_end(self) -> str:
         """Limit that replaced tokens of the model by those of the grammar's witness; "" if none did."""
         return self.constraint.end.reason if self.constraint is not None and self.constraint.end is not None else ""
+
+    @property
+    def needs_results(self) -> bool:
+        """Whether the next forward needs the results of the step before on the host.
+
+        Its tokens may change there, its logits are read again, or the step is the last one.
+        """
+        last = self.spec.max_nfe is not None and self.nfe + 1 >= self.spec.max_nfe
+        mixes = self.soft_embedding_params is not None
+        return last or mixes or self.decodes_left_to_right or self.logprobs is not None
 
     def output_by_position(self) -> npt.NDArray[np.int64]:
         """Returns the id at each position of the output, pinned ones included; -1 where it is MASKED."""
@@ -369,7 +377,6 @@ class ScheduledRequest:
     Attributes:
         span: the part in open blocks. None: all rows are final tokens, or they are recomputed.
         recompute: rows of open blocks to recompute after a preemption, with the ids that they had.
-        stable_layout: the span has one block, and ``Strategy.is_layout_stable`` returned true for it.
         blocks: blocks to sample.
         is_denoise_step: whether this is a denoising step of the request.
         tokens: [rows], a view of the current tokens of the request, or the tokens of `recompute`.
@@ -380,7 +387,6 @@ class ScheduledRequest:
     end: int
     span: ForwardSpan | None
     recompute: KVSpan | None = None
-    stable_layout: bool = False
     blocks: list[Block] = field(init=False)
     is_denoise_step: bool = field(init=False)
     tokens: Ints = field(init=False)

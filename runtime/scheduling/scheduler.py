@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from typing import NamedTuple
 
 from runtime.request.engine_messages import EngineInfo
 from runtime.scheduling.kv_cache_manager import KVCacheManager, OutOfPages, PageTable, PrefillDeduplicator
 from runtime.scheduling.lora_manager import LoRAManager
-from runtime.scheduling.request import Request, ScheduledRequest, Status
+from runtime.scheduling.request import Block, Request, ScheduledRequest, Status
 from runtime.scheduling.request_queue import FairQueue, round_robin, served_longest_ago
-from runtime.scheduling.strategy import Strategy
+from runtime.scheduling.strategy import Strategy, Successors
 
 SHARED_STEP_SECONDS = 0.1  # target if one tenant has several requests in a step with other tenants
 DECAY = 0.8  # weight of earlier steps, per step
@@ -32,6 +32,19 @@ class SchedulingError(Exception):
         self.request = request
 
 
+class RequestSuccessors(NamedTuple):
+    """What the next step of a request forwards.
+
+    Attributes:
+        number: index of its sampled block among those of the step.
+    """
+
+    request: Request
+    block: Block
+    number: int
+    outcomes: Successors
+
+
 class Scheduler:
     """Selects the rows of each step and allocates KV pages. It does not access device tensors.
 
@@ -40,7 +53,6 @@ class Scheduler:
         max_num_reqs: maximum number of running requests.
         max_decode_rows: rows that suffice for any request that is not prefilling.
         running: running requests in the order of their arrival.
-        finish_deferred: applies what is left of the results of the last step. By default nothing is.
     """
 
     def __init__(self, info: EngineInfo, strategy: Strategy, lora_manager: LoRAManager) -> None:
@@ -63,7 +75,6 @@ class Scheduler:
         self.waiting = FairQueue()
         self.running: list[Request] = []
         self.preemptions = 0
-        self.finish_deferred: Callable[[], object] = bool
         self._num_prefix_hit_tokens = 0  # found at admission; `prefill_deduplicator` counts those found later
         self._step = 0
         self._budget_exhausted = False  # the last step had no budget left for some request
@@ -91,7 +102,7 @@ class Scheduler:
         remaining = self.token_budget
         budget_exhausted = False
         # With several tenants, further requests of a tenant must not make the steps of the others long.
-        shared = len(self.running) > 2 and 1 < self.waiting.num_competing < len(self.running)
+        shared = self._is_shared
         order, num_first = self._round_robin_order() if shared else (self._order(), 0)
         remaining_in_time = self.step_time.max_rows(remaining) if shared else remaining
         deferred, self._deferred_exclusive = self._deferred_exclusive, None
@@ -135,19 +146,79 @@ class Scheduler:
                 budget_exhausted = len(order) > 1
                 break
         self._budget_exhausted = budget_exhausted
-        # A preemption applies results of the last step, at which a request may fail.
-        return [scheduled for scheduled in batch.values() if scheduled.request.status is running]
+        return list(batch.values())
 
-    def may_repeat(self, batch: list[ScheduledRequest]) -> bool:
-        """Returns whether the next step may have the same requests with the same rows, if their blocks continue."""
-        if self.waiting or len(batch) != len(self.running):
+    @property
+    def _is_shared(self) -> bool:
+        """Whether several tenants or groups have running requests, and some of them has several."""
+        return len(self.running) > 2 and 1 < self.waiting.num_competing < len(self.running)
+
+    @property
+    def max_next_rows(self) -> int:
+        """Maximum number of rows of a step whose forward is launched early."""
+        return self.step_time.max_rows(self.token_budget) if self._is_shared else self.token_budget
+
+    def successors(self, batch: list[ScheduledRequest]) -> list[RequestSuccessors] | None:
+        """Returns what the next step forwards, while the device runs this one.
+
+        It reserves the pages of both outcomes of each request, but preempts none for them.
+
+        Returns:
+            None if the next step may have other requests, or if some request needs the results of this step.
+        """
+        if len(batch) != len(self.running) or not self._is_admission_blocked():
+            return None
+        found: list[RequestSuccessors] = []
+        for scheduled in batch:
+            request = scheduled.request
+            if scheduled.span is None and request.finished and scheduled.end >= request.num_final_tokens:
+                continue  # its last blocks are cached by this step
+            if scheduled.span is None or len(scheduled.blocks) != 1 or request.needs_results:
+                return None
+            outcomes = self.strategy.successors(request, scheduled.span)
+            final = outcomes.if_final
+            if final is not None and not self._reserve(request, final.end):
+                outcomes = outcomes._replace(if_final=None)
+            if outcomes.if_continuing is None and outcomes.if_final is None:
+                return None
+            found.append(RequestSuccessors(request, scheduled.blocks[0], len(found), outcomes))
+        return found or None
+
+    def confirm(self, requests: list[Request]) -> list[ScheduledRequest] | None:
+        """Returns the rows of a step whose forward was launched for these requests; None if it has to be scheduled.
+
+        Those that have ended meanwhile are left out.
+        """
+        self._step += 1
+        batch = []
+        for request in requests:
+            if request.status is not Status.RUNNING or request.finished:
+                continue
+            scheduled = self._schedule_request(request, self.token_budget)
+            if scheduled is None or scheduled.end > request.num_allocated_tokens:
+                return None
+            request.last_served_step = self._step
+            batch.append(scheduled)
+        return batch or None
+
+    def _reserve(self, request: Request, tokens: int) -> bool:
+        """Allocates the page groups for the first `tokens` positions, if there are enough."""
+        missing = self.cache.page_groups_for(tokens) - len(request.page_groups)
+        if missing > self.cache.num_available:
             return False
-        return all(
-            scheduled.stable_layout
-            and scheduled.end - scheduled.start == scheduled.blocks[0].size
-            and scheduled.request.status is not Status.RELEASED
-            for scheduled in batch
-        )
+        if missing > 0:
+            self._append_page_groups(request, self.cache.allocate(missing))
+        return True
+
+    def _is_admission_blocked(self) -> bool:
+        """Returns whether the next step cannot admit a request if none ends."""
+        if not self.waiting.count:
+            return True
+        request = self.waiting.first()
+        if self.lora_manager.slot_victims(request, self.running, self.waiting):
+            return False
+        failed = self._failed_admission == (request.arrival_index, self.cache.num_available)
+        return (failed or len(self.running) >= self.max_num_reqs) and self._victim_for(request) is None
 
     def _order(self) -> list[Request]:
         """Returns the running requests, decoding before prefilling; after a full budget, longest waiting first."""
@@ -168,9 +239,6 @@ class Scheduler:
 
         A prefill of final tokens may be split into chunks. Open blocks are forwarded entirely or not at all.
         """
-        if request.output_deferred:
-            scheduled = request.last_scheduled
-            return scheduled if scheduled is not None and scheduled.end - scheduled.start <= max_rows else None
         num_computed, num_final = request.num_computed_tokens, request.num_final_tokens
         recompute_spans = request.recompute_spans
         if recompute_spans and num_computed == num_final:
@@ -188,11 +256,7 @@ class Scheduler:
                 if end - start <= max_rows:
                     scheduled = request.last_scheduled
                     if scheduled is None or scheduled.span is not span or scheduled.start != start:
-                        only_span = start == span.start and request.num_computed_tokens >= request.num_final_tokens
-                        stable_layout = only_span and self.strategy.is_layout_stable(request, span)
-                        scheduled = request.last_scheduled = ScheduledRequest(
-                            request, start, end, span, stable_layout=stable_layout
-                        )
+                        scheduled = request.last_scheduled = ScheduledRequest(request, start, end, span)
                     return scheduled
             chunk = request.num_final_tokens - num_computed
             if chunk > max_rows:
@@ -223,10 +287,6 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Frees the pages of a running request, which waits again. A finished request is released."""
-        if request.output_deferred:  # another slot gets its state
-            self.finish_deferred()
-        if request.status is Status.RELEASED:  # the strategy failed on its results
-            return
         if request.finished:
             self.release(request)  # its last blocks are not cached; that is not counted as a preemption
             return
@@ -284,14 +344,19 @@ class Scheduler:
 
     def _preempt_for(self, request: Request) -> bool:
         """Preempts a request for a waiting one whose group has no running request, see ``FairQueue.may_preempt``."""
+        victim = self._victim_for(request)
+        if victim is not None:
+            self._preempt(victim)
+        return victim is not None
+
+    def _victim_for(self, request: Request) -> Request | None:
         tenant_running, group_running = self.waiting.running_counts(request)
         if group_running or tenant_running == len(self.running) == self.waiting.num_competing:
-            return False  # its group runs already, or all running requests are of its tenant, one per group
+            return None  # its group runs already, or all running requests are of its tenant, one per group
         victim = self._preemption_victim()
         if victim.finished or not self.waiting.may_preempt(request, victim):
-            return False  # a finished request leaves after this step
-        self._preempt(victim)
-        return True
+            return None  # a finished request leaves after this step
+        return victim
 
     def _find_cached_prefix(self, request: Request) -> list[int]:
         """Returns the cached page groups with the longest prefix of the tokens to prefill."""
@@ -339,7 +404,6 @@ class Scheduler:
         self.lora_manager.release(request.adapter)
         request.lora_slot = -1
         request.last_scheduled = None
-        request.output_deferred = False
         self.table.free_row(request.req_slot)
         request.req_slot = -1
         self._failed_admission = None

@@ -256,6 +256,11 @@ class StepPlan:
     blocks: DenoiseBlocks | None = None
 
     @property
+    def reads_tables(self) -> bool:
+        """Whether all tokens and pages are those that the runner has of the requests."""
+        return self.tokens is None and self.page_table is None and self.soft_embeddings is None
+
+    @property
     def num_rows(self) -> int:
         return int(self.segments[:, COUNT].sum())
 
@@ -295,7 +300,6 @@ class BlockResults:
         soft_tokens: block -> tokens of the soft embeddings of its UNMASKED positions.
         logprobs: block -> logprobs, for requests that read them.
         rewritten: blocks that the host has changed after the sampling.
-        uniform_noise: each step may change all of a block, and only the last one counts.
     """
 
     tokens: Ints
@@ -313,19 +317,23 @@ class BlockResults:
     soft_tokens: dict[int, SoftTokens]
     logprobs: dict[int, BlockLogprobs] = field(default_factory=dict)
     rewritten: set[int] = field(default_factory=set)
-    uniform_noise: bool = False
 
-    @property
-    def continuing(self) -> list[bool]:
-        """Which blocks continue: a block that is not finished, has a mask, and has no end-of-sequence id.
 
-        With uniform noise every block that is not finished continues.
-        """
-        if self.uniform_noise:
-            return [not ended for ended in self.finished]
-        size = self.tokens.shape[1]
-        numbers = zip(self.masks, self.finished, self.first_eos, strict=True)
-        return [masks > 0 and not ended and eos >= size for masks, ended, eos in numbers]
+# Rows of the array `numbers` [len(COUNTERS), n] of sampled blocks, by their names in BlockResults.
+COUNTERS = ("masks", "num_updated", "edits", "remasks", "first_masked", "first_eos", "forced", "finished")
+
+
+class SampledBlocks(NamedTuple):
+    """The sampled blocks of a step as they are on the device, before grammars and forced tokens.
+
+    Attributes:
+        numbers: [len(COUNTERS), n].
+        tokens, state: [n, B].
+    """
+
+    numbers: Ints
+    tokens: Ints
+    state: Bytes
 
 
 NO_RESULTS = BlockResults(  # a step without sampled blocks

@@ -39,6 +39,24 @@ class VisibleKeys(NamedTuple):
     causal_end: int = 0
 
 
+class NextForward(NamedTuple):
+    """Positions ``[start, end)`` that the next step of a request forwards, and its `num_final_tokens` there."""
+
+    start: int
+    end: int
+    num_final_tokens: int
+
+
+class Successors(NamedTuple):
+    """What the next step forwards if the sampled block continues, and if it is final now. None: it is not known.
+
+    An end of the output is neither, and so is the end of a block at the end of the output.
+    """
+
+    if_continuing: NextForward | None = None
+    if_final: NextForward | None = None
+
+
 class Strategy:
     """A decoding strategy. There is one instance per engine, without state: all state of a request is in `Request`.
 
@@ -118,17 +136,20 @@ class Strategy:
         """
         raise NotImplementedError
 
-    def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
-        """Returns whether the rows cannot change and the request cannot finish while its one block continues.
+    def successors(self, request: Request, span: ForwardSpan) -> Successors:
+        """Returns the next forwards of a request without the results of this one, which samples the block of `span`.
 
-        See ``BlockResults.continuing``. The results of such a step are processed during the next forward pass.
+        By default they are not known, and the device waits until the results are processed.
         """
-        return False
+        return Successors()
 
-    def visible_keys(self, request: Request) -> VisibleKeys:
+    def visible_keys(self, request: Request, num_final_tokens: int) -> VisibleKeys:
         """Returns which keys the rows of a request attend to: by default those up to the end of their block.
 
         The K/V of every visible key is cached, or the same step writes it.
+
+        Args:
+            num_final_tokens: that of the request in the step.
         """
         origin = request.prompt_len if self.block_layout.from_prompt else 0
         return VisibleKeys(origin, self.block_layout.size)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from runtime.request.block_layout import BlockLayout
 from runtime.scheduling.request import Block, Request
-from runtime.scheduling.step_plan import BlockResults
+from runtime.scheduling.step_plan import MASKED, BlockResults
 
 if TYPE_CHECKING:  # machines for benchmarks do not have msgspec
     from runtime.request.engine_messages import FinishReason
@@ -57,17 +57,9 @@ def is_finished(request: Request, block: Block) -> bool:
     return block.finished or not (block.masks or request.editing)
 
 
-def needs_host_update(request: Request) -> bool:
-    """Returns whether each step must be applied before the next one is planned.
-
-    A step may then finish the request, or change the inputs of the next step.
-    """
-    return (
-        request.has_step_limits
-        or request.decodes_left_to_right
-        or bool(request.spec.stop_ids)
-        or request.soft_embedding_params is not None
-    )
+def has_output_masks(request: Request, start: int, end: int) -> bool:
+    """Returns whether one of the positions ``[start, end)`` is MASKED and in the output."""
+    return MASKED in request.state[start : min(end, request.end)].tobytes()
 
 
 def unmasked_prefix_len(request: Request) -> int:

@@ -13,7 +13,14 @@ from runtime.algorithms.logits_ops import CANVAS, uniforms
 from runtime.request.block_layout import BlockLayout
 from runtime.scheduling.request import Block, ForwardSpan, Request
 from runtime.scheduling.step_plan import MASKED, UNMASKED, BlockResults, Ints
-from runtime.scheduling.strategy import DecodingContext, Strategy, VisibleKeys, require_single_block
+from runtime.scheduling.strategy import (
+    DecodingContext,
+    NextForward,
+    Strategy,
+    Successors,
+    VisibleKeys,
+    require_single_block,
+)
 from runtime.strategies import block_update
 from runtime.strategies.registry import register_strategy
 
@@ -39,13 +46,9 @@ class Canvas(Strategy):
             self._open(request)
         return ForwardSpan(request.num_final_tokens, request.next_start, request.blocks)
 
-    def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
-        # the first step of a canvas is the only one without self-conditioning
-        return (
-            not (request.has_step_limits or request.decodes_left_to_right)
-            and len(span.blocks) == 1
-            and span.blocks[0].num_advance_steps > 0
-        )
+    def successors(self, request: Request, span: ForwardSpan) -> Successors:
+        # the noise of the next canvas is not on the device
+        return Successors(NextForward(request.num_final_tokens, request.next_start, request.num_final_tokens))
 
     def _open(self, request: Request) -> None:
         start = request.num_final_tokens
@@ -70,9 +73,9 @@ class Canvas(Strategy):
         seed, step = np.array([request.spec.seed], dtype=np.uint64), np.array([request.nfe])
         return (uniforms(seed, start + np.arange(self.size), step, CANVAS) * self.vocab_size).astype(np.int64)
 
-    def visible_keys(self, request: Request) -> VisibleKeys:
+    def visible_keys(self, request: Request, num_final_tokens: int) -> VisibleKeys:
         """Returns those up to the end of the canvas for open rows. Other rows are causal."""
-        return VisibleKeys(request.num_final_tokens, self.size, request.num_final_tokens)
+        return VisibleKeys(num_final_tokens, self.size, num_final_tokens)
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         event_start = request.num_final_tokens

@@ -18,7 +18,14 @@ from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import BLOCK_LENGTH, Field
 from runtime.scheduling.request import Block, ForwardSpan, KVSpan, Request
 from runtime.scheduling.step_plan import FIXED, BlockResults
-from runtime.scheduling.strategy import DecodingContext, Strategy, VisibleKeys, require_single_block
+from runtime.scheduling.strategy import (
+    DecodingContext,
+    NextForward,
+    Strategy,
+    Successors,
+    VisibleKeys,
+    require_single_block,
+)
 from runtime.strategies import block_update
 from runtime.strategies.registry import register_strategy
 
@@ -73,10 +80,15 @@ class FullCanvas(Strategy):
             start, end = self._refreshed_range(request)
         return ForwardSpan(start, end, [] if block_update.is_finished(request, sub_block) else [sub_block])
 
-    def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
-        # with a cache, the first step of a block forwards more rows than the others
-        same_rows = bool(request.reused_kv_spans) or request.values[CACHE] == "none"
-        return same_rows and span.blocks == request.blocks[-1:] and not block_update.needs_host_update(request)
+    def successors(self, request: Request, span: ForwardSpan) -> Successors:
+        if span.blocks != request.blocks[-1:]:
+            return Successors()
+        everything = 0, request.end
+        rows = everything if request.values[CACHE] == "none" else self._refreshed_range(request)
+        continues = NextForward(*rows, request.num_final_tokens)
+        if not block_update.has_output_masks(request, request.next_start, request.end):
+            return Successors(continues)
+        return Successors(continues, NextForward(*everything, request.num_final_tokens))
 
     def _refreshed_range(self, request: Request) -> tuple[int, int]:
         """Returns the first position and the end of the rows that later steps of the open block forward."""
@@ -112,7 +124,7 @@ class FullCanvas(Strategy):
         masks = np.add.reduceat(request.state[first : request.end] != FIXED, range(0, request.end - first, length))
         return block_update.split_steps(total, masks.tolist())[(start - first) // length]
 
-    def visible_keys(self, request: Request) -> VisibleKeys:
+    def visible_keys(self, request: Request, num_final_tokens: int) -> VisibleKeys:
         """Returns those up to the end of the canvas."""
         return VisibleKeys(0, request.end)
 

@@ -12,7 +12,7 @@ from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, fraction_field
 from runtime.scheduling.request import Block, ForwardSpan, Request
 from runtime.scheduling.step_plan import FIXED, BlockResults
-from runtime.scheduling.strategy import DecodingContext, Strategy
+from runtime.scheduling.strategy import DecodingContext, NextForward, Strategy, Successors
 from runtime.strategies import block_update
 from runtime.strategies.registry import register_strategy
 
@@ -60,10 +60,14 @@ class MultiBlock(Strategy):
                     break
         return ForwardSpan(request.num_final_tokens - self.shift_by, request.next_start, self._choose_blocks(request))
 
-    def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
-        if self.buffer_size > 1 or len(span.blocks) != 1 or span.blocks != request.blocks:
-            return False
-        return not block_update.needs_host_update(request) and span.blocks[0].start + span.blocks[0].size <= request.end
+    def successors(self, request: Request, span: ForwardSpan) -> Successors:
+        start, end = request.num_final_tokens, request.next_start
+        if self.buffer_size > 1 or span.blocks != request.blocks:
+            return Successors()
+        continues = NextForward(start - self.shift_by, end, start)
+        if not block_update.has_output_masks(request, end, end + self.block_size):
+            return Successors(continues)
+        return Successors(continues, NextForward(min(start, end - self.shift_by), end + self.block_size, end))
 
     def _max_open_blocks(self, request: Request) -> int:
         """Returns the maximum number of open blocks: 1 if a grammar or forced tokens unmask from left to right."""

@@ -15,5 +15,5 @@ from runtime.strategies.shifted import ShiftedBlockStrategy
 class NemotronDiffusion(ShiftedBlockStrategy):
     from_prompt = True
 
-    def visible_keys(self, request: Request) -> VisibleKeys:
-        return super().visible_keys(request)._replace(causal_end=request.num_final_tokens)
+    def visible_keys(self, request: Request, num_final_tokens: int) -> VisibleKeys:
+        return super().visible_keys(request, num_final_tokens)._replace(causal_end=num_final_tokens)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from runtime.request.block_layout import BlockLayout
 from runtime.scheduling.request import Block, ForwardSpan, Request
 from runtime.scheduling.step_plan import FIXED, MASKED, BlockResults
-from runtime.scheduling.strategy import DecodingContext, Strategy, require_single_block
+from runtime.scheduling.strategy import DecodingContext, NextForward, Strategy, Successors, require_single_block
 from runtime.strategies import block_update
 
 
@@ -55,6 +55,22 @@ class ShiftedBlockStrategy(Strategy):
         start, end = self.forward_range(request, sub_block)
         sub_block.num_skipped = max(start - sub_block.logits_start, int(sub_block.start == request.num_final_tokens))
         return ForwardSpan(start, end, [sub_block])
+
+    def successors(self, request: Request, span: ForwardSpan) -> Successors:
+        start, end = request.num_final_tokens, request.next_start
+        if not request.blocks:  # the step samples the first token of a block
+            opens = block_update.has_output_masks(request, start + 1, start + self.block_size)
+            opened = NextForward(start, start + self.block_size, start) if opens else None
+            return Successors(opened, opened)
+        if request.values.get("block_cache"):
+            return Successors()
+        same = NextForward(start, end, start)
+        (block,) = span.blocks
+        if block_update.has_output_masks(request, block.start + block.size, end):
+            return Successors(same, same)
+        # the step after the block only writes its K/V, and samples the first token of the next one
+        first_token = end < request.end and request.state[end] == MASKED
+        return Successors(same, NextForward(start, end, end) if first_token else None)
 
     def _needs_first_token(self, request: Request) -> bool:
         at = request.num_final_tokens

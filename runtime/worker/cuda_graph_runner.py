@@ -24,7 +24,7 @@ from runtime.errors import ReplicaLost
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
 from runtime.request.eager_reason import EagerReason
-from runtime.scheduling.step_plan import DenoiseBlocks, Ints32, SelfConditioningRows, StepPlan
+from runtime.scheduling.step_plan import DenoiseBlocks, SampledBlocks, StepPlan
 from runtime.worker.candidates import SamplerConfig
 from runtime.worker.graph_padding import (
     CaptureSizes,
@@ -37,8 +37,7 @@ from runtime.worker.graph_padding import (
 )
 from runtime.worker.host_buffers import ArraySpecs, BufferLayout, BufferView, StaticBuffer, pack, tensor_specs
 from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor, sample_inputs
-from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sampler import all_blocks_continue
+from runtime.worker.model_runner import LaunchedForward, ModelRunner
 
 log = logging.getLogger(__name__)
 
@@ -182,11 +181,8 @@ class CudaGraphRunner(ModelRunner):
         self._num_uses: Counter[Hashable] = Counter()  # number of steps that needed a graph that is not captured
         self._pending: dict[ForwardDescriptor | SampleDescriptor, None] = {}  # see `capture_later`, in this order
         self._may_capture = True  # no step is delayed by more than one capture
-        self._plan: StepPlan | None = None  # plan of the current step
-        self._eager_reason: EagerReason | None = None  # why the step's forward ran eagerly; None: it was replayed
-        self._last_segments: Ints32 | None = None  # of the last forward, if a replay would read its requests' tables
+        self._last_forward: LaunchedForward | None = None  # if a replay would read the tables of its requests
         self._last_graph: CapturedGraph | None = None  # the graph of that forward, which holds its inputs
-        self._last_conditioned: SelfConditioningRows | None = None  # self-conditioning rows of that forward
         self._static_hidden_states: torch.Tensor | None = None  # of the last replayed forward, [max rows, hidden]
         self._sample_graph: CapturedGraph | None = None  # graph of the current step's sampling, if it was replayed
         self._max_rows = largest.rows
@@ -195,15 +191,19 @@ class CudaGraphRunner(ModelRunner):
             StaticBuffer(self.device, max(2 * nbytes, MIN_BUFFER_BYTES)) for _ in range(3)
         )
 
+    @property
+    def launches_next(self) -> bool:
+        return True  # also where tests run captured work without a GPU
+
     def launch_forward(self, plan: StepPlan) -> None:
-        launched, self._next_launched = self.has_launched(plan), False
         self._may_capture = True
-        self._write(plan)
-        self._plan, self._eager_reason, self.hidden_states = plan, None, None
-        if self._same_layout(plan):
-            self.hidden_states = self._static_hidden_states if launched else self._replay()
-        if self.hidden_states is None:
-            self.hidden_states, self._eager_reason = self._forward_new_layout(plan)
+        super().launch_forward(plan)
+
+    def _forward(self, plan: StepPlan) -> LaunchedForward:
+        hidden_states = self._replay(plan)
+        if hidden_states is not None:
+            return LaunchedForward(plan, hidden_states, None)
+        return LaunchedForward(plan, *self._forward_new_rows(plan))
 
     def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
         self.blocks, self._launched, self._sample_graph = blocks, [], None
@@ -234,85 +234,50 @@ class CudaGraphRunner(ModelRunner):
         self.stats.count(reason)
         self._launched = [(blocks, padded, {})]
 
-    def wait(self) -> bool:
+    def wait(self) -> SampledBlocks | None:
         graph = self._sample_graph
         if graph is None:
-            super().wait()
-        else:
-            if graph.outputs is None:
-                graph.outputs = self._output_memory.slice(graph.output_layout.nbytes)
-                graph.host_outputs = graph.output_layout.on_host(self._output_memory.numbers)
-            graph.outputs.download()
-            self._forward_memory.pending = self._sample_memory.pending = False
-            self._outputs = [graph.host_outputs]
-            self._output_buffer, self._next_launched = self._output_memory.pinned, False
-        return self._can_launch_next()
+            return super().wait()
+        if graph.outputs is None:
+            graph.outputs = self._output_memory.slice(graph.output_layout.nbytes)
+            graph.host_outputs = graph.output_layout.on_host(self._output_memory.numbers)
+        graph.outputs.download()
+        self._forward_memory.pending = self._sample_memory.pending = False
+        self._outputs = [graph.host_outputs]
+        self._output_buffer = self._output_memory.pinned
+        return self._sampled_blocks()
 
-    def _can_launch_next(self) -> bool:
-        """Whether the forward of the next step may have the same layout.
-
-        It may not if logprobs of this step are requested, if rows of the step belong to no sampled block, or if only
-        some blocks are self-conditioned.
-        """
-        plan, blocks = self._plan, self.blocks
-        if plan is None or blocks is None or blocks.per_request or blocks.num_logprobs is not None:
-            return False
-        if not self._same_rows(plan) or plan.num_rows != blocks.tokens.size:
-            return False
-        if self.self_conditioned and (
-            plan.self_conditioning is None or len(plan.self_conditioning.rows) < len(blocks.tokens)
-        ):
-            return False
-        (output,) = self._outputs
-        return all_blocks_continue(output, len(blocks.tokens), uniform_noise=blocks.noise_uniforms is not None)
-
-    def launch_next(self) -> None:
-        self._replay()
-        self._next_launched = True
-
-    def has_launched(self, plan: StepPlan) -> bool:
-        return self._next_launched and self._same_layout(plan) and not plan.writes and plan.page_writes is None
-
-    def _same_layout(self, plan: StepPlan) -> bool:
-        """Whether the forward has the layout of the last one, so that only its tokens differ."""
-        if not self._same_rows(plan) or plan.soft_embeddings is not None:
-            return False
-        return not self.self_conditioned or _same_conditioning(plan.self_conditioning, self._last_conditioned)
-
-    def _same_rows(self, plan: StepPlan) -> bool:
-        last = self._last_segments
-        if last is None or plan.tokens is not None or plan.page_table is not None:
-            return False
-        return plan.segments is last or np.array_equal(plan.segments, last)
-
-    def _replay(self) -> torch.Tensor | None:
-        """Replays the last forward with the tokens that its requests have now."""
-        graph = self._last_graph
-        assert graph is not None
-        assert graph.replay is not None
+    def _replay(self, plan: StepPlan) -> torch.Tensor | None:
+        """Replays the last forward, if only tokens and pages have changed since then. Returns its hidden states."""
+        last = self._last_forward
+        if last is None or not last.has_rows_of(plan):
+            return None
+        assert self._last_graph is not None
+        assert self._last_graph.replay is not None
         self.timer.begin()
-        graph.replay()
-        return self._static_hidden_states
+        self._last_graph.replay()
+        return last.hidden_states
 
-    def _forward_new_layout(self, plan: StepPlan) -> tuple[torch.Tensor, EagerReason | None]:
+    def _forward_new_rows(self, plan: StepPlan) -> tuple[torch.Tensor, EagerReason | None]:
         """Returns the hidden states [rows, hidden], and why the forward ran eagerly (None: it was replayed)."""
         descriptor, arrays = self._forward_arrays(plan)
         padded = self.sizes.pad_forward(descriptor)
-        self._last_segments = self._last_graph = None
+        self._last_forward = self._last_graph = None
         if padded is not None:
-            self.states.stage(plan, arrays["segments"], self.h2d)
+            staged = arrays | {"segments": self.states.stage(plan, arrays["segments"], self.h2d)}
 
             def fill(into: Views) -> None:
-                pad_forward_inputs(into, descriptor, arrays, padded, self.sizes)
+                pad_forward_inputs(into, descriptor, staged, padded, self.sizes)
                 self.timer.begin()  # the device is idle before
 
             if self._launch_forward_graph(padded, fill):
-                graph = self._graphs.get(padded)  # None: its capture failed after a run
-                if plan.tokens is None and plan.page_table is None and graph is not None:
-                    self._last_segments, self._last_graph = plan.segments, graph
-                    self._last_conditioned = plan.self_conditioning
                 assert self._static_hidden_states is not None
-                return self._static_hidden_states, None if graph is not None else EagerReason.NOT_CAPTURED
+                graph = self._graphs.get(padded)  # None: its capture failed after a run
+                reason = None if graph is not None else EagerReason.NOT_CAPTURED
+                if graph is not None:
+                    self._last_graph = graph
+                    self._last_forward = LaunchedForward(plan, self._static_hidden_states, reason)
+                return self._static_hidden_states, reason
         self.timer.begin()
         reason = EagerReason.TOO_LARGE if padded is None else EagerReason.NOT_CAPTURED
         return self.model_step.forward(descriptor, self.h2d.to_device(arrays)), reason
@@ -411,7 +376,7 @@ class CudaGraphRunner(ModelRunner):
         descriptor = next(iter(self._pending), None)
         if descriptor is None:
             return 0
-        self._last_segments = self._last_graph = None  # the capture uses the same input buffers
+        self._last_forward = self._last_graph = None  # the capture uses the same input buffers
         before = used_outside_allocator(self.device)
         self.capture_graph(descriptor)
         self._pending.pop(descriptor, None)
@@ -454,12 +419,6 @@ def used_outside_allocator(device: torch.device) -> int:
         return 0
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free - torch.cuda.memory_reserved(device))
-
-
-def _same_conditioning(one: SelfConditioningRows | None, other: SelfConditioningRows | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return np.array_equal(one.rows, other.rows) and np.array_equal(one.req_slot, other.req_slot)
 
 
 def _empty_arrays(kinds: ArraySpecs) -> dict[str, np.ndarray]:

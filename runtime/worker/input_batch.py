@@ -7,7 +7,7 @@ kernels for all steps with the same descriptors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -27,7 +27,6 @@ from runtime.algorithms.logits_ops import DRAW, RENOISE, uniforms
 from runtime.kernels.forward_batch import MAX_TILE_ROWS
 from runtime.kernels.segments import (
     COUNT,
-    FIELDS,
     FIRST_ROW,
     FIRST_TOKEN,
     NO_LIMIT,
@@ -39,6 +38,7 @@ from runtime.kernels.segments import (
 from runtime.scheduling.kv_cache_manager import PageTable
 from runtime.scheduling.lora_manager import LoRAManager
 from runtime.scheduling.request import Block, Request, ScheduledRequest
+from runtime.scheduling.scheduler import RequestSuccessors
 from runtime.scheduling.step_plan import (
     MASKED,
     NO_LOGPROBS,
@@ -55,10 +55,13 @@ from runtime.scheduling.step_plan import (
     StepPlan,
     make_segments,
 )
-from runtime.scheduling.strategy import Strategy
+from runtime.scheduling.strategy import NextForward, Strategy
 from runtime.worker.host_buffers import Arrays
 from runtime.worker.logits_processors import logits_processor_arrays, make_logits_processor_batch
+from runtime.worker.next_step import NextStep
 from runtime.worker.request_states import RequestStates
+
+SegmentColumns = tuple[int, ...]  # those of ``kernels.segments.Segment``
 
 BLOCK_ARRAYS = ("must_advance", "num_advance_steps", "initial_masks", "step_budget", "post_edit_steps")  # [blocks] each
 
@@ -275,42 +278,102 @@ class InputBuilder:
         self.table = table
         self.lora_manager = lora_manager or LoRAManager()
         self.strategy = strategy
-        self._segments: Ints32 = np.zeros((0, FIELDS), np.int32)  # those of the last step
-        self._active_lora_modules = 0
         self._offsets: list[int] = []  # per scheduled request: row = position + offset
 
-    def plan(self, batch: list[ScheduledRequest]) -> StepPlan:
-        """Returns the plan of a step without its blocks. Of its requests, only the content of `pending_writes` must be
-        current."""
-        shared_window = self.strategy.shared_window
-        segments = []
-        for scheduled in batch:
-            request, start = scheduled.request, scheduled.start
-            final = request.num_final_tokens
-            segments.append(
-                (
-                    request.req_slot, start, scheduled.end - start, *self.strategy.visible_keys(request), NO_LIMIT,
-                    final if shared_window else NO_LIMIT, final, request.lora_slot, 0, 0, 0,
-                )
-            )  # fmt: skip
-        self._segments = make_segments(segments)
-        self._active_lora_modules = self.lora_manager.affected_modules({each.request.adapter for each in batch})
-        self._offsets = (self._segments[:, FIRST_ROW] - self._segments[:, START]).tolist()
-        return self.replan(batch)
+    def plan(self, batch: list[ScheduledRequest], launched: Ints32 | None = None) -> StepPlan:
+        """Returns the plan of a step without its blocks.
 
-    def replan(self, batch: list[ScheduledRequest]) -> StepPlan:
-        """Returns the next plan of the same batch. It reads the content of `pending_writes` alone."""
+        Args:
+            launched: segments of a forward that was launched for the step. If they are right, the plan has them, even
+                if some requests have ended meanwhile.
+        """
+        segments = make_segments(
+            [
+                self._segment(each.request, NextForward(each.start, each.end, each.request.num_final_tokens))
+                for each in batch
+            ]
+        )
+        rows = segments
+        if launched is not None and len(launched) >= len(segments):
+            found = launched[np.isin(launched[:, SLOT], segments[:, SLOT])]
+            if np.array_equal(found[:, :FIRST_ROW], segments[:, :FIRST_ROW]):
+                segments, rows = launched, found
+        self._offsets = (rows[:, FIRST_ROW] - rows[:, START]).tolist()
         writes = [write for scheduled in batch for write in scheduled.request.take_writes()]
         earlier = any(scheduled.recompute is not None for scheduled in batch)  # ids of an earlier step
         return StepPlan(
-            segments=self._segments,
+            segments=segments,
             tokens=_concat([scheduled.tokens for scheduled in batch]) if earlier else None,
-            active_lora_modules=self._active_lora_modules,
+            active_lora_modules=self._active_lora_modules(each.request for each in batch),
             soft_embeddings=soft_embedding_rows(batch, self._offsets),
             self_conditioning=self_conditioning_rows(batch, self._offsets),
             writes=tuple(writes),
-            page_writes=self.table.take_writes(scheduled.request.req_slot for scheduled in batch),
+            page_writes=self.table.take_writes(segments[:, SLOT].tolist()),
         )
+
+    def prepare(self, successors: list[RequestSuccessors], max_rows: int) -> NextStep:
+        """Returns the outcomes of a step from those of its requests.
+
+        Args:
+            max_rows: maximum number of rows of the next step.
+        """
+        both = [self._outcomes(each) for each in successors]
+        requests = [each.request for each in successors]
+        uniform_noise = self.strategy.uniform_noise
+        stopping = [each for each in successors if each.request.spec.stop_ids]
+        return NextStep(
+            requests=requests,
+            logits_start=np.array([each.block.logits_start for each in successors]),
+            index=np.array([each.number for each in successors]),
+            end_offset=np.array([each.request.end - each.block.start for each in successors]),
+            if_continuing=make_segments([one for one, _ in both]),
+            if_final=make_segments([other for _, other in both]),
+            is_known=np.array([[outcome is not None for outcome in each.outcomes] for each in successors]).T,
+            finishes=np.array([request.editing or uniform_noise for request in requests]),
+            ends_at_eos=np.array([not (request.spec.ignore_eos or uniform_noise) for request in requests]),
+            stop_ids=np.array([token for each in stopping for token in each.request.spec.stop_ids], dtype=np.int64),
+            stopping=np.array([each.number for each in stopping], dtype=np.int64),
+            max_rows=max_rows,
+        )
+
+    def plan_next(self, step: NextStep, segments: Ints32) -> StepPlan:
+        """Returns the plan of the next forward.
+
+        Args:
+            segments: the result of ``NextStep.choose``.
+        """
+        offsets = segments[:, FIRST_ROW] - segments[:, START]
+        conditioned = [n for n, each in enumerate(step.requests) if each.required_stats & LogitStat.SELF_CONDITIONING]
+        self_conditioning = None
+        if conditioned:
+            rows = step.logits_start + offsets
+            slots = segments[conditioned, SLOT].astype(np.int64)
+            self_conditioning = SelfConditioningRows(rows[conditioned], slots)
+        return StepPlan(
+            segments=segments,
+            active_lora_modules=self._active_lora_modules(step.requests),
+            self_conditioning=self_conditioning,
+            page_writes=self.table.take_writes(segments[:, SLOT].tolist()),
+        )
+
+    def _outcomes(self, successors: RequestSuccessors) -> tuple[SegmentColumns, SegmentColumns]:
+        """Returns the segments if the block continues and if it is final. An unknown one equals the other."""
+        one, other = successors.outcomes
+        known = one or other
+        assert known is not None
+        return self._segment(successors.request, one or known), self._segment(successors.request, other or known)
+
+    def _segment(self, request: Request, forward: NextForward) -> SegmentColumns:
+        """Returns the columns of a ``kernels.segments.Segment``."""
+        start, end, final = forward
+        window_end = final if self.strategy.shared_window else NO_LIMIT
+        keys = self.strategy.visible_keys(request, final)
+        return (
+            request.req_slot, start, end - start, *keys, NO_LIMIT, window_end, final, request.lora_slot, 0, 0, 0,
+        )  # fmt: skip
+
+    def _active_lora_modules(self, requests: Iterable[Request]) -> int:
+        return self.lora_manager.affected_modules({request.adapter for request in requests})
 
     def blocks(self, batch: list[ScheduledRequest]) -> DenoiseBlocks | None:
         """Returns the blocks of the last plan, in the order of the scheduled requests; None if there are none."""

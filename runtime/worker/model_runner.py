@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from runtime.scheduling.step_plan import (
     NO_RESULTS,
     BlockResults,
     DenoiseBlocks,
+    SampledBlocks,
+    SelfConditioningRows,
     StepPlan,
 )
 from runtime.worker.candidates import FullLogits, SamplerConfig, Tensors
@@ -56,6 +58,7 @@ class Runner(Protocol):
 
     Attributes:
         overlaps: whether the device runs while the host does other work.
+        launches_next: whether `launch_next` is of use.
     """
 
     @property
@@ -63,6 +66,9 @@ class Runner(Protocol):
 
     @property
     def overlaps(self) -> bool: ...
+
+    @property
+    def launches_next(self) -> bool: ...
 
     def step_context(self) -> AbstractContextManager[None]:
         """Returns the context in which a step runs."""
@@ -80,16 +86,12 @@ class Runner(Protocol):
         """Launches the sampling of the step; None: it samples no blocks."""
         ...
 
-    def wait(self) -> bool:
-        """Waits for the sampler output.
-
-        Returns:
-            Whether `launch_next` is possible: all blocks continue, and the next step may have the same layout.
-        """
+    def wait(self) -> SampledBlocks | None:
+        """Waits for the sampled blocks, and returns them; None if there are none, or several parts of them."""
         ...
 
-    def launch_next(self) -> None:
-        """Launches the forward of the next step, with the layout of this one and the tokens after it."""
+    def launch_next(self, plan: StepPlan) -> None:
+        """Launches the forward of the next step, after `wait`. It reads the tokens that this step has sampled."""
         ...
 
     def results(self) -> BlockResults:
@@ -112,6 +114,32 @@ class SupportsLogits(Protocol):
     def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
         """Returns logits [rows, vocab] on the CPU, computed with a separate KV pool of `pages` pages."""
         ...
+
+
+class LaunchedForward(NamedTuple):
+    """A forward on the device.
+
+    Attributes:
+        hidden_states: [rows, hidden], before the final norm.
+        eager_reason: why it runs eagerly; None: it was replayed.
+    """
+
+    plan: StepPlan
+    hidden_states: torch.Tensor
+    eager_reason: EagerReason | None
+
+    def serves(self, plan: StepPlan) -> bool:
+        """Returns whether the forward of `plan` would be the same."""
+        return plan.page_writes is None and not plan.writes and self.has_rows_of(plan)
+
+    def has_rows_of(self, plan: StepPlan) -> bool:
+        """Returns whether the forward of `plan` has the same rows. The tables of their requests may have changed."""
+        own = self.plan
+        if not (plan.reads_tables and own.reads_tables):
+            return False
+        if plan.segments is not own.segments and not np.array_equal(plan.segments, own.segments):
+            return False
+        return same_conditioning(plan.self_conditioning, own.self_conditioning)
 
 
 class ModelRunner:
@@ -145,39 +173,57 @@ class ModelRunner:
         self._launched: list[tuple[DenoiseBlocks, SampleDescriptor, SamplerOutput]] = []
         self._outputs: list[HostOutput] = []  # host outputs of `_launched`
         self._output_buffer = self.d2h  # buffer through which `_outputs` were copied
-        self._next_launched = False
+        self._eager_reason: EagerReason | None = None  # of its forward
+        self._next: LaunchedForward | None = None  # forward of the next step
 
     @property
     def overlaps(self) -> bool:
         return self.device.type == "cuda"
 
+    @property
+    def launches_next(self) -> bool:
+        return self.overlaps
+
     def step_context(self) -> AbstractContextManager[None]:
         return torch.inference_mode()
 
     def launch_forward(self, plan: StepPlan) -> None:
-        self.timer.begin()
+        launched, self._next = self._next, None
         self._write(plan)
-        self.hidden_states = self.model_step.forward(*self._forward_inputs(plan))
+        if launched is None or not launched.serves(plan):
+            launched = self._forward(plan)
+        _, self.hidden_states, self._eager_reason = launched
+
+    def launch_next(self, plan: StepPlan) -> None:
+        self._write(plan)
+        self._next = self._forward(plan)
+
+    def has_launched(self, plan: StepPlan) -> bool:
+        """Returns whether `launch_next` has launched the forward of `plan`."""
+        return self._next is not None and self._next.serves(plan)
+
+    def _forward(self, plan: StepPlan) -> LaunchedForward:
+        self.timer.begin()
+        hidden_states = self.model_step.forward(*self._forward_inputs(plan))
+        return LaunchedForward(plan, hidden_states, EagerReason.GRAPHS_DISABLED)
 
     def must_split(self, blocks: DenoiseBlocks) -> bool:
         return self.batch_invariant and not self.model_step.sampler.is_batch_invariant(blocks)
 
     def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
-        self.stats.count(EagerReason.GRAPHS_DISABLED)
+        self.stats.count(self._eager_reason)
         self._sample_eagerly(blocks)
 
-    def wait(self) -> bool:
+    def wait(self) -> SampledBlocks | None:
         self._outputs = [self.d2h.to_host(output) for _, _, output in self._launched]
-        self._output_buffer, self._next_launched = self.d2h, False
-        return False
+        self._output_buffer = self.d2h
+        return self._sampled_blocks()
 
-    def launch_next(self) -> None:
-        """See `Runner.launch_next`."""
-        raise NotImplementedError
-
-    def has_launched(self, plan: StepPlan) -> bool:
-        """Returns whether `launch_next` has launched the forward of `plan`."""
-        return False
+    def _sampled_blocks(self) -> SampledBlocks | None:
+        if len(self._outputs) != 1 or self.blocks is None:
+            return None
+        (output,), n = self._outputs, len(self.blocks.rows)
+        return SampledBlocks(output["numbers"][:, :n], output["tokens"][:n], output["state"][:n])  # type: ignore[arg-type]
 
     def results(self) -> BlockResults:
         blocks, hidden_states = self.blocks, self.hidden_states
@@ -185,7 +231,7 @@ class ModelRunner:
         if blocks is None or hidden_states is None:
             self.timer.skip()
             return NO_RESULTS
-        self.timer.end(self._output_buffer, next_launched=self._next_launched)
+        self.timer.end(self._output_buffer, next_launched=self._next is not None)
         parts = [
             to_block_results(descriptor, output, [group.members for group in part.groups])
             for (part, descriptor, _), output in zip(launched, self._outputs, strict=True)
@@ -203,7 +249,8 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockResults:
         """Runs a step with the blocks of its plan eagerly; it is not counted."""
-        ModelRunner.launch_forward(self, plan)
+        self._write(plan)
+        self.hidden_states = ModelRunner._forward(self, plan).hidden_states
         self._sample_eagerly(plan.blocks)
         ModelRunner.wait(self)
         return ModelRunner.results(self)
@@ -433,6 +480,12 @@ class ModelStep:
         )  # fmt: skip
 
 
+def same_conditioning(one: SelfConditioningRows | None, other: SelfConditioningRows | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one.rows, other.rows) and np.array_equal(one.req_slot, other.req_slot)
+
+
 @dataclass
 class RunnerStats:
     """Statistics of steps.
@@ -475,14 +528,13 @@ class DeviceTimer:
             self._begins = [make_timing_event() for _ in range(2)]
 
     def begin(self) -> None:
-        self.stats.last_device_seconds = None
         self._begins.reverse()
         if self._begins:
             self._begins[0].record()
 
     def skip(self) -> None:
         """Ends a step without results."""
-        self._last_done = None
+        self.stats.last_device_seconds = self._last_done = None
 
     def end(self, buffer: PinnedBuffer, *, next_launched: bool = False) -> None:
         """Ends the measurement of a step whose results were copied through `buffer`.

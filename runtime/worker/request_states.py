@@ -95,11 +95,12 @@ class RequestStates:
         found = buffer.to_device(arrays)
         self.tokens[found["entry"]], self.states[found["entry"]] = found["tokens"], found["states"]
 
-    def stage(self, plan: StepPlan, segments: npt.NDArray[Any], buffer: PinnedBuffer) -> None:
-        """Stores the tokens and page tables of a plan that has them, and lets `segments` read them there.
+    def stage(self, plan: StepPlan, segments: npt.NDArray[Any], buffer: PinnedBuffer) -> npt.NDArray[Any]:
+        """Stores the tokens and page tables of a plan that has them. Returns its segments, which read them there.
 
         The next call overwrites them.
         """
+        segments = segments.copy()
         if plan.tokens is not None:
             end = self.first_staged + len(plan.tokens)
             self.tokens[self.first_staged : end] = buffer.to_device({"tokens": plan.tokens})["tokens"]
@@ -109,6 +110,7 @@ class RequestStates:
             staged = buffer.to_device({"pages": plan.page_table})["pages"]
             self.pages[self.num_slots : self.num_slots + rows, :width] = staged
             segments[:, SLOT] += self.num_slots
+        return segments
 
     def gather(self, first: torch.Tensor, size: torch.Tensor, width: int) -> BlockContent:
         """Returns the content of blocks.

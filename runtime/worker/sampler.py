@@ -19,7 +19,17 @@ from runtime.algorithms.base import (
     UnmaskingAlgorithm,
     algorithms_with_edit_tokens,
 )
-from runtime.scheduling.step_plan import FIXED, MASKED, UNMASKED, BlockResults, Bools, DenoiseBlocks, Ints, SoftTokens
+from runtime.scheduling.step_plan import (
+    COUNTERS,
+    FIXED,
+    MASKED,
+    UNMASKED,
+    BlockResults,
+    Bools,
+    DenoiseBlocks,
+    Ints,
+    SoftTokens,
+)
 from runtime.worker.candidates import (
     STATS,
     AlgorithmGroup,
@@ -36,8 +46,6 @@ from runtime.worker.input_batch import SampleDescriptor
 SamplerOutput = dict[str, torch.Tensor]
 HostOutput = Mapping[str, npt.NDArray[np.generic]]  # a SamplerOutput on the host
 
-# Rows of the array `numbers` [len(COUNTERS), n] of an output, by their names in BlockResults.
-COUNTERS = ("masks", "num_updated", "edits", "remasks", "first_masked", "first_eos", "forced", "finished")
 FINISHED = COUNTERS.index("finished")
 _SUPPRESS_BY_CONFIDENCE = SUPPRESS_EOS.choices.index("confidence")
 
@@ -210,16 +218,7 @@ def to_block_results(descriptor: SampleDescriptor, output: HostOutput, members: 
         remasked=_remasked(output, n),
         history=history,
         soft_tokens=soft_tokens,
-        uniform_noise=descriptor.uniform_noise,
         **dict(zip(COUNTERS, numbers, strict=True)),
-    )
-
-
-def all_blocks_continue(output: HostOutput, blocks: int, *, uniform_noise: bool) -> bool:
-    """Whether all blocks of the step continue (``BlockResults.continuing``)."""
-    size, counters = output["tokens"].shape[1], dict(zip(COUNTERS, output["numbers"][:, :blocks], strict=True))
-    return not counters["finished"].any() and (
-        uniform_noise or bool(counters["masks"].all() and counters["first_eos"].min() >= size)
     )
 
 
@@ -250,7 +249,7 @@ def concat_results(parts: list[BlockResults]) -> BlockResults:
 
     return BlockResults(
         tokens=padded("tokens"), state=padded("state"), remasked=padded("remasked"), history=numbered("history"),
-        soft_tokens=numbered("soft_tokens"), uniform_noise=parts[0].uniform_noise,
+        soft_tokens=numbered("soft_tokens"),
         **{name: listed(name) for name in COUNTERS},  # type: ignore[arg-type]
     )  # fmt: skip
 

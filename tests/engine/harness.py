@@ -168,10 +168,9 @@ class CheckedReplayingRunner(CheckedRunner, CudaGraphRunner):
     def began(self, plan: StepPlan) -> bool:
         return self.has_launched(plan)
 
-    def launch_next(self) -> None:
-        super().launch_next()
-        assert self._plan is not None
-        self.check(self._plan)  # the next forward has its layout
+    def launch_next(self, plan: StepPlan) -> None:
+        self.check(plan)
+        super().launch_next(plan)
 
 
 def make_engine(setup: Setup, model: Model | None = None) -> Engine:

@@ -1,4 +1,4 @@
-"""Tests of async scheduling: the next forward is launched before output processing if its layout cannot change."""
+"""Tests of async scheduling: the next forward is launched before the results of a step are processed."""
 
 import logging
 from dataclasses import replace
@@ -7,21 +7,16 @@ from typing import Any
 from unittest.mock import Mock
 from weakref import ref
 
-import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms.base import get_algorithm
 from runtime.engine.engine import Engine
 from runtime.request.engine_messages import EngineOutput
-from runtime.scheduling.request import Status
-from runtime.scheduling.scheduler import Scheduler
+from runtime.scheduling.step_plan import SampledBlocks, StepPlan
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
-from runtime.worker.input_batch import AlgorithmDescriptor, SampleDescriptor
-from runtime.worker.sampler import all_blocks_continue, to_block_results
-from tests.engine.harness import Ask, Setup, check_idle, make_engine, run_all, spec_of
+from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.samples import asks, setups
 from tests.examples import examples
 from tests.golden import GOLDEN
@@ -46,13 +41,13 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ref[CudaGraphRunner], 
     asked: list[tuple[ref[CudaGraphRunner], bool]] = []
     wait, launch_next = CudaGraphRunner.wait, CudaGraphRunner.launch_next
 
-    def waited(runner: CudaGraphRunner) -> bool:
+    def waited(runner: CudaGraphRunner) -> SampledBlocks | None:
         if runner.blocks is not None:
             asked.append((ref(runner), False))
         return wait(runner)
 
-    def launched(runner: CudaGraphRunner) -> None:
-        launch_next(runner)
+    def launched(runner: CudaGraphRunner, plan: StepPlan) -> None:
+        launch_next(runner, plan)
         asked[-1] = ref(runner), True
 
     monkeypatch.setattr(CudaGraphRunner, "wait", waited)
@@ -104,19 +99,23 @@ class Watched:
 
 
 @pytest.mark.parametrize(
-    ("setup", "own", "early"),
+    ("setup", "own"),
     [
-        pytest.param(SETUP, {}, True, id="blocks"),
-        pytest.param(FULL_SEQUENCE, {"cache": "dual", "block_length": 5}, True, id="blocks of a request's own length"),
-        pytest.param(
-            FULL_SEQUENCE, {"cache": "none", "block_length": 5}, False, id="forwards of more rows than the block's"
-        ),
+        pytest.param(SETUP, {}, id="blocks"),
+        pytest.param(SETUP, {"max_repetition_run": 99, "max_nfe": 30}, id="limits"),
+        pytest.param(SETUP, {"stop_token_ids": (15,)}, id="own stop tokens"),
+        pytest.param(replace(SETUP, strategy="d2f", shift=True), {}, id="logits shift"),
+        pytest.param(replace(SETUP, strategy="fast_dllm_v2"), {}, id="first tokens and sub-blocks"),
+        pytest.param(replace(SETUP, strategy="nemotron_diffusion"), {}, id="first tokens"),
+        pytest.param(FULL_SEQUENCE, {"cache": "dual", "block_length": 5}, id="forwards of a part of the canvas"),
+        pytest.param(FULL_SEQUENCE, {"cache": "none", "block_length": 5}, id="forwards of more rows than the block's"),
     ],
 )
-def test_the_next_step_is_launched_early_if_all_blocks_continue(
-    setup: Setup, own: dict[str, Any], early: bool, monkeypatch: pytest.MonkeyPatch
+def test_every_forward_but_the_first_is_launched_early(
+    setup: Setup, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    several = asking(36, 36, **own)
+    """The requests end at different steps; a step in which one ends launches nothing."""
+    several = asking(36, 33, 12, **own)
     watched = Watched(setup, several, monkeypatch)
     forwards = forwards_of(watched.engine, monkeypatch)
     watched.drain()
@@ -125,15 +124,40 @@ def test_the_next_step_is_launched_early_if_all_blocks_continue(
         assert watched.tokens(id) == other.tokens
         assert watched.received[id][-1].nfe == other.outputs[-1].nfe
     steps = watched.engine.stats().steps
-    assert (steps / 2 if early else -1) < watched.began < (steps if early else 1)  # not if a block ended
+    assert watched.began >= steps - 9
     assert forwards.call_count == steps, "a launched forward was not used by a step"
 
 
-@pytest.mark.parametrize("who", ["waits", "is received"])
-def test_nothing_is_launched_early_if_a_request_waits_or_is_received(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = replace(SETUP, max_reqs=1) if who == "waits" else SETUP
-    watched = Watched(setup, asking(36, 36) if who == "waits" else asking(36), monkeypatch)
-    watched.engine.set_overlap_callback(lambda: None, lambda: who == "is received")
+@pytest.mark.parametrize("strategy", ["multi_bd", "d2f", "full", "fast_dllm_v2", "nemotron_diffusion"])
+def test_no_forward_is_launched_in_vain(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a limit of repetitions may end a request whose next rows were launched."""
+    noted = noting(monkeypatch)
+
+    @examples(30)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        setup = replace(data.draw(setups(strategy=strategy, buffer=1)), replayed=True)
+        several = data.draw(st.lists(asks(setup), min_size=1, max_size=4))
+        several = [replace(ask, params=replace(ask.params, max_repetition_run=None), logprobs=None) for ask in several]
+        run = Run(setup)
+        forwards = forwards_of(run.engine, monkeypatch)
+        run.finish(*several)
+        assert forwards.call_count == run.engine.stats().steps
+
+    check()
+    assert sum(begun for _, begun in noted) > 20
+
+
+def test_a_request_waits_in_a_full_engine_without_delaying_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(replace(SETUP, max_reqs=1), asking(36, 36), monkeypatch)
+    for _ in range(20):
+        watched.step()
+    assert watched.began > 15
+
+
+def test_nothing_is_launched_early_if_a_request_is_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(SETUP, asking(36), monkeypatch)
+    watched.engine.set_overlap_callback(lambda: None, lambda: True)
     for _ in range(20):
         watched.step()
     assert not watched.began
@@ -211,27 +235,6 @@ def test_steps_of_diffusion_gemma_are_launched_early_too(monkeypatch: pytest.Mon
         assert forwards.call_count == llm.engine.stats().steps, "a launched forward was not used by a step"
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(2, 4), st.booleans()), min_size=2, max_size=4),
-    st.integers(1, 2),
-    st.booleans(),
-)
-def test_a_batch_continues_if_all_of_its_blocks_continue(
-    blocks: list[tuple[int, int, bool]], dead: int, noisy: bool
-) -> None:
-    """The results of padding blocks have no effect."""
-    size, plan = 4, blocks[:-dead]
-    assume(plan)
-    numbers = np.zeros((8, len(blocks)), dtype=np.int64)
-    numbers[[0, 5, 7]] = np.array(blocks).T
-    tokens = np.zeros((len(blocks), size), dtype=np.int64)
-    host_outputs = {"numbers": numbers, "tokens": tokens, "state": tokens.astype(np.int8)}
-    group = AlgorithmDescriptor(get_algorithm("threshold"), 0, len(blocks), 0)
-    shape = SampleDescriptor(len(blocks), size, (group,), uniform_noise=noisy)
-    found = to_block_results(shape, host_outputs, [np.arange(len(plan))])
-    assert all_blocks_continue(host_outputs, len(plan), uniform_noise=noisy) == all(found.continuing)
-
-
 def test_blocks_of_different_sizes_cause_no_unused_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward has as many rows as two blocks of the larger size."""
     own = [{"cache": "dual", "block_length": 8}, {"cache": "none", "block_length": 7}]
@@ -242,22 +245,6 @@ def test_blocks_of_different_sizes_cause_no_unused_launch(monkeypatch: pytest.Mo
     forwards = forwards_of(watched.engine, monkeypatch)
     watched.drain()
     assert forwards.call_count == watched.engine.stats().steps, "a launched forward was not used by a step"
-
-
-def test_no_step_is_launched_early_with_a_released_request() -> None:
-    """One request of the batch has failed and one running request was not scheduled, so both numbers are equal."""
-    ended, going = (
-        SimpleNamespace(request=SimpleNamespace(status=status)) for status in (Status.RELEASED, Status.RUNNING)
-    )
-    for scheduled in (ended, going):
-        scheduled.stable_layout, scheduled.start, scheduled.end, scheduled.blocks = (
-            True, 0, 8, [SimpleNamespace(size=8)],
-        )  # fmt: skip
-    scheduler: Any = Mock(running=[going.request] * 2, waiting=[])
-    batch: list[Any] = [going, ended]
-    assert not Scheduler.may_repeat(scheduler, batch)
-    ended.request.status = Status.RUNNING
-    assert Scheduler.may_repeat(scheduler, batch)
 
 
 def test_pauses_between_steps_do_not_count_as_step_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,26 +80,8 @@ def test_outputs_a_step_later_are_the_same_also_next_to_aborted_requests(strateg
     assert aborted or engine.cache._by_key.keys() == expected.engine.cache._by_key.keys()
 
 
-def test_outputs_of_a_step_are_processed_while_the_next_one_runs() -> None:
-    engine = make_engine(Setup(block=8))
-    engine.add(spec_of("r0", Ask((1, 2, 3), Params(max_tokens=16, accept_threshold=1.0, ignore_eos=True))))
-    request = engine.grammar_queue.scheduler.waiting.first()
-    deferred = 0
-    while engine.has_work():
-        engine.execute_step()
-        deferred += request.output_deferred
-        if request.blocks and request.output_deferred:
-            (block,) = request.blocks
-            assert (block.tokens != engine.info.mask_token_id).sum() == block.steps + 1 + (
-                block.size - block.num_editable
-            )
-    assert deferred >= 8
-
-
 @pytest.mark.parametrize("at", range(1, 6))
-def test_a_strategy_that_fails_on_deferred_outputs_ends_only_their_request(
-    at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_strategy_that_fails_on_results_ends_only_their_request(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails while the next step runs, which contains that request and may finish it."""
     logging.getLogger("runtime.engine.output_processor").setLevel(logging.CRITICAL)
     setup = Setup(block=8)

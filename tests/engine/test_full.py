@@ -27,25 +27,15 @@ class Watched(Run):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self.entries: list[tuple[int, int, int, int]] = []
-        self.steady: list[bool] = []
         schedule = self.engine.scheduler.schedule
 
         def watched() -> list[ScheduledRequest]:
             entries = schedule()
             for t in entries:
                 self.entries.append((t.request.arrival_index, t.start, t.end, len(t.span.blocks) if t.span else 0))
-                self.steady.append(t.stable_layout)
             return entries
 
         self.engine.scheduler.schedule = watched  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize(("cache", "first"), [("none", True), ("prefix", False), ("dual", False), ("vicinity", False)])
-def test_steps_with_the_rows_of_the_last_step_have_a_stable_layout(cache: str, first: bool) -> None:
-    run = Watched(SERVER)
-    run.add(Ask(PROMPT, replace(ONE_A_STEP, max_tokens=8, block_length=8, cache=cache)))
-    run.drain()
-    assert run.steady == [first, *[True] * 7]
 
 
 @pytest.mark.parametrize("shift", [False, True])

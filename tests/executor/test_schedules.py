@@ -126,8 +126,8 @@ def early(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     found: list[None] = []
     launch_next = DistributedRunner.launch_next
 
-    def launched(runner: DistributedRunner) -> None:
-        launch_next(runner)
+    def launched(runner: DistributedRunner, plan: StepPlan) -> None:
+        launch_next(runner, plan)
         found.append(None)
 
     monkeypatch.setattr(DistributedRunner, "launch_next", launched)

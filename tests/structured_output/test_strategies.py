@@ -14,7 +14,7 @@ from runtime.engine.engine import Engine
 from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec, ToolNames
 from runtime.request.structured import grammar_of
 from runtime.scheduling.grammar_queue import GrammarQueue
-from runtime.scheduling.step_plan import GrammarBlock
+from runtime.scheduling.step_plan import GrammarBlock, StepPlan
 from runtime.structured_output.grammar_cache import GrammarCache
 from runtime.structured_output.grammar_facts import GrammarFacts
 from runtime.worker.constrained_decoding import GrammarWalk
@@ -208,9 +208,9 @@ def test_the_next_forward_is_launched_early_although_tools_may_be_called(monkeyp
     launched = []
     launch_next = CudaGraphRunner.launch_next
 
-    def launch(runner: CudaGraphRunner) -> None:
+    def launch(runner: CudaGraphRunner, plan: StepPlan) -> None:
         launched.append(runner)
-        launch_next(runner)
+        launch_next(runner, plan)
 
     monkeypatch.setattr(CudaGraphRunner, "launch_next", launch)
     slow = decoding_of(Params(max_tokens=36, accept_threshold=1.0, ignore_eos=True))

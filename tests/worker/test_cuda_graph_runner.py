@@ -339,7 +339,7 @@ def test_rank_0_sends_a_capture_before_its_own() -> None:
 
     class Rank:
         stats = RunnerStats()
-        overlaps = False
+        overlaps = launches_next = False
 
         def capture_next(self) -> int:
             events.append("capture")

@@ -74,7 +74,7 @@ def test_staged_tokens_are_no_tokens_of_a_request() -> None:
     assert before[1].tolist() == [[9, 0], [0, 0], [0, 7]]
     segments = make_segments([Segment(n, 5, n + 1, 0, 4, 0, first_token=n) for n in range(2)])
     plan = StepPlan(segments, np.array([40, 41, 42]), np.array([[3], [4]], np.int32))
-    states.stage(plan, segments, BUFFER)
+    segments = states.stage(plan, segments, BUFFER)
     assert states.tokens[segments[0, FIRST_TOKEN] :].tolist() == [40, 41, 42, 0]
     assert states.pages[segments[:, SLOT], 0].tolist() == [3, 4]
     assert torch.equal(states.tokens[: states.first_staged], before[0])

@@ -34,7 +34,7 @@ class FillingRunner:
 
     def __init__(self, per_step: int) -> None:
         self.per_step = per_step
-        self.overlaps = False
+        self.overlaps = self.launches_next = False
         self.filled = NO_RESULTS
         self.stats = RunnerStats()
         self.seconds = 0.0  # spent in `_fill` in place of a model; not part of a step's cost
@@ -53,10 +53,10 @@ class FillingRunner:
         self.filled = self._fill(blocks)
         self.seconds += time.perf_counter() - started
 
-    def wait(self) -> bool:
-        return False
+    def wait(self) -> None:
+        pass
 
-    def launch_next(self) -> None:
+    def launch_next(self, plan: StepPlan) -> None:
         raise NotImplementedError
 
     def capture_next(self) -> int:
