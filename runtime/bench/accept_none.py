@@ -6,11 +6,10 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from runtime.layers.moe import Router
-from runtime.scheduling.step_plan import BlockResults, DenoiseBlocks, SampledBlocks, StepPlan
+from runtime.scheduling.step_plan import MUST_ADVANCE, BlockResults, DenoiseBlocks, SampledBlocks, StepPlan
 from runtime.worker.model_runner import ModelRunner, RunnerStats
 
 
@@ -74,7 +73,9 @@ class AcceptNoneRunner:
 
 def _not_advancing(blocks: DenoiseBlocks) -> DenoiseBlocks:
     parts = tuple(_not_advancing(part) for part in blocks.per_request)
-    return replace(blocks, must_advance=np.zeros_like(blocks.must_advance), per_request=parts)
+    numbers = blocks.numbers.copy()
+    numbers[:, MUST_ADVANCE] = 0
+    return replace(blocks, numbers=numbers, per_request=parts)
 
 
 def count_experts(model: torch.nn.Module, runner: ModelRunner, plan: StepPlan) -> list[int]:

@@ -30,8 +30,9 @@ class BlockInputs(NamedTuple):
     first: torch.Tensor  # int64 [n], entry of the first position
     size: torch.Tensor  # int64 [n], number of positions
     width: int  # B
-    must_advance: torch.Tensor  # bool [n]
-    num_steps: torch.Tensor  # int64 [n]
+    numbers: torch.Tensor  # int64 [n, any]
+    must_advance: int  # column of `numbers`: whether the step must unmask a position
+    num_steps: int  # column of `numbers` with the earlier steps that had to
     params: torch.Tensor  # float64 [n, any]
     threshold: int  # column of `params` with the confidence threshold
     max_steps: int  # column of `params` with the number of steps
@@ -68,21 +69,22 @@ def threshold_unmask_reference(
     stored = blocks.states[index]
     tokens, state = blocks.tokens[index].long(), stored & STATE_BITS
     masked = state == MASKED
+    must_advance, num_steps = blocks.numbers[:, blocks.must_advance] > 0, blocks.numbers[:, blocks.num_steps]
     choice = tokens.clone()
     conf = torch.full(tokens.shape, float("-inf"), dtype=sampled.conf.dtype, device=tokens.device)
     choice[sampled.block, sampled.at], conf[sampled.block, sampled.at] = sampled.token, sampled.conf
     conf = conf.masked_fill(~masked, float("-inf"))
     passed = masked & (conf > blocks.params[:, blocks.threshold, None])
-    forced = blocks.must_advance & masked.any(1) & ~passed.any(1)
+    forced = must_advance & masked.any(1) & ~passed.any(1)
     best = torch.nn.functional.one_hot(conf.argmax(1), conf.shape[1]).bool()  # the first of equal values
-    last = blocks.must_advance & (blocks.num_steps + 1 >= blocks.params[:, blocks.max_steps])
+    last = must_advance & (num_steps + 1 >= blocks.params[:, blocks.max_steps])
     unmasked = passed | (best & forced[:, None]) | (masked & last[:, None])
     remaining = masked & ~unmasked
     new_tokens = torch.where(unmasked, choice, tokens)
     filled = (state > 0) & ~remaining
     is_eos = (new_tokens[:, :, None] == eos_ids).any(2) & filled
     size = blocks.width
-    none = torch.zeros_like(blocks.num_steps)
+    none = torch.zeros_like(num_steps)
     numbers = [
         remaining.sum(1), unmasked.sum(1), none, none, torch.where(remaining, at, size).amin(1),
         torch.where(is_eos, at, size).amin(1), forced.long(), (~remaining.any(1)).long(),
@@ -96,10 +98,11 @@ def threshold_unmask_reference(
 
 @triton.jit(do_not_specialize=["rows", "blocks", "mask_id"])
 def _threshold_unmask(
-    tokens_ptr, states_ptr, first_ptr, size_ptr, force_ptr, num_steps_ptr, params_ptr, token_ptr, conf_ptr, block_ptr,
-    at_ptr, eos_ptr, numbers_ptr, new_tokens_ptr, new_state_ptr, rows, blocks, mask_id,
-    COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr, STEPS: tl.constexpr, SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
-    ROWS: tl.constexpr, EOS: tl.constexpr,
+    tokens_ptr, states_ptr, first_ptr, size_ptr, block_numbers_ptr, params_ptr, token_ptr, conf_ptr, block_ptr, at_ptr,
+    eos_ptr, numbers_ptr, new_tokens_ptr, new_state_ptr, rows, blocks, mask_id,
+    BLOCK_NUMBERS: tl.constexpr, MUST_ADVANCE: tl.constexpr, NUM_STEPS: tl.constexpr, COLUMNS: tl.constexpr,
+    THRESHOLD: tl.constexpr, STEPS: tl.constexpr, SIZE: tl.constexpr, SIZE_P2: tl.constexpr, ROWS: tl.constexpr,
+    EOS: tl.constexpr,
 ):  # fmt: skip
     """Processes one block per program, in place.
 
@@ -128,14 +131,14 @@ def _threshold_unmask(
             choice = tl.where(found, tl.max(tl.where(matches, token[:, None], -1), 0), choice)
             conf = tl.where(found, tl.max(tl.where(matches, row_conf[:, None], float("-inf")), 0), conf)
     conf = tl.where(masked, conf, float("-inf"))
-    force = tl.load(force_ptr + block) != 0
+    force = tl.load(block_numbers_ptr + block * BLOCK_NUMBERS + MUST_ADVANCE) != 0
     threshold = tl.load(params_ptr + block * COLUMNS + THRESHOLD)
     steps = tl.load(params_ptr + block * COLUMNS + STEPS)
     passed = masked & (conf.to(tl.float64) > threshold)
     any_masked, any_passed = tl.max(masked.to(tl.int32), 0) > 0, tl.max(passed.to(tl.int32), 0) > 0
     forced = force & any_masked & (any_passed == 0)
     best = tl.min(tl.where(conf == tl.max(conf, 0), at, SIZE_P2), 0)
-    last = force & ((tl.load(num_steps_ptr + block) + 1).to(tl.float64) >= steps)
+    last = force & ((tl.load(block_numbers_ptr + block * BLOCK_NUMBERS + NUM_STEPS) + 1).to(tl.float64) >= steps)
     unmasked = passed | ((at == best) & forced) | (masked & last)
     remaining = masked & (unmasked == 0)
     new_tokens = tl.where(unmasked, choice, tokens)
@@ -178,10 +181,11 @@ def threshold_unmask(
     new_state = torch.empty(n, size, dtype=torch.int8, device=device)
     rows, size_p2 = len(sampled.token), triton.next_power_of_2(size)
     _threshold_unmask[(n,)](
-        blocks.tokens, blocks.states, blocks.first, blocks.size, blocks.must_advance, blocks.num_steps, blocks.params,
-        sampled.token, sampled.conf, sampled.block, sampled.at, eos_ids, numbers, new_tokens, new_state, rows, n,
+        blocks.tokens, blocks.states, blocks.first, blocks.size, blocks.numbers, blocks.params, sampled.token,
+        sampled.conf, sampled.block, sampled.at, eos_ids, numbers, new_tokens, new_state, rows, n,
         -1 if mask_id is None else mask_id,
-        COLUMNS=blocks.params.shape[1], THRESHOLD=blocks.threshold, STEPS=blocks.max_steps, SIZE=size,
-        SIZE_P2=size_p2, ROWS=rows_per_iteration(size_p2), EOS=len(eos_ids), num_warps=4,
+        BLOCK_NUMBERS=blocks.numbers.shape[1], MUST_ADVANCE=blocks.must_advance, NUM_STEPS=blocks.num_steps,
+        COLUMNS=blocks.params.shape[1], THRESHOLD=blocks.threshold, STEPS=blocks.max_steps, SIZE=size, SIZE_P2=size_p2,
+        ROWS=rows_per_iteration(size_p2), EOS=len(eos_ids), num_warps=4,
     )  # fmt: skip
     return UnmaskOutput(numbers, new_tokens, new_state)

@@ -27,6 +27,16 @@ MASKED = 1
 UNMASKED = 2
 STATE_BITS, REMASKED = 3, 4  # of a stored state; REMASKED: the position was masked again in an earlier step
 
+# Numbers of a block that algorithms read: field of ``algorithms.base.BlockBatch`` -> attribute of ``request.Block``.
+BLOCK_NUMBERS = {
+    "must_advance": "must_advance",
+    "num_steps": "num_advance_steps",
+    "initial_masks": "initial_masks",
+    "step_budget": "step_budget",
+    "post_edit_steps": "post_edit_steps",
+}
+MUST_ADVANCE, NUM_STEPS = (list(BLOCK_NUMBERS).index(name) for name in ("must_advance", "num_steps"))
+
 NO_LOGPROBS = -1  # number of top logprobs of a request without logprobs
 
 
@@ -140,11 +150,7 @@ class DenoiseBlocks:
         tokens: [n, B], the host's copy of the content.
         state: [n, B], the host's copy: FIXED, MASKED or UNMASKED.
         sampled: [n, B], positions whose logits the algorithms need.
-        must_advance: [n], whether the algorithm must unmask a position even if none passes its threshold.
-        num_advance_steps: [n], earlier steps with `must_advance`.
-        initial_masks: [n], MASKED positions when the block was opened.
-        step_budget: [n], steps of the block. 0: the algorithm decides.
-        post_edit_steps: [n], earlier steps that began without a mask.
+        numbers: [n, len(BLOCK_NUMBERS)].
         sampling: None if all blocks are greedy.
         groups: one per algorithm; each block belongs to one.
         noise_uniforms: [n, B], uniform random numbers from which uniform-noise algorithms draw new tokens.
@@ -162,11 +168,7 @@ class DenoiseBlocks:
     tokens: Ints
     state: Bytes
     sampled: Bools
-    must_advance: Bools
-    num_advance_steps: Ints
-    initial_masks: Ints
-    step_budget: Ints
-    post_edit_steps: Ints
+    numbers: Ints
     sampling: SamplingInputs | None
     groups: tuple[AlgorithmBatch, ...]
     noise_uniforms: Floats | None = None

@@ -32,6 +32,7 @@ from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps, TopToke
 from runtime.kernels.fused_softmax_stats import StatsRequest
 from runtime.kernels.ops import KernelSet
 from runtime.layers.lm_head import LMHead, SoftcapLMHead
+from runtime.scheduling.step_plan import NUM_STEPS
 from runtime.worker.input_batch import AlgorithmDescriptor, SampleDescriptor
 from runtime.worker.logits_processors import apply_logits_processors
 
@@ -144,7 +145,7 @@ class SamplingStep:
 
     def view(self, group: AlgorithmGroup, rows: slice) -> SampledRows:
         """Returns rows of the group as input of `process_logits`."""
-        tokens, masked, num_steps = self.inputs["block_tokens"], self.masked, self.inputs["num_advance_steps"]
+        tokens, masked, num_steps = self.inputs["block_tokens"], self.masked, self.inputs["numbers"][:, NUM_STEPS]
         if group.members is not None:
             tokens, masked, num_steps = (each[group.members] for each in (tokens, masked, num_steps))
         block, columns = group.block_in_group[rows], group.algorithm.columns

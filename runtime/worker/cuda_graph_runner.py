@@ -195,11 +195,8 @@ class CudaGraphRunner(ModelRunner):
     def launches_next(self) -> bool:
         return True  # also where tests run captured work without a GPU
 
-    def launch_forward(self, plan: StepPlan) -> None:
-        self._may_capture = True
-        super().launch_forward(plan)
-
     def _forward(self, plan: StepPlan) -> LaunchedForward:
+        self._may_capture = True  # once per forward, so that all ranks capture the same
         hidden_states = self._replay(plan)
         if hidden_states is not None:
             return LaunchedForward(plan, hidden_states, None)

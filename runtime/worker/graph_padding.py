@@ -19,6 +19,7 @@ import numpy.typing as npt
 from runtime.algorithms.base import NO_FILTERS
 from runtime.kernels.forward_batch import MAX_TILE_ROWS
 from runtime.kernels.segments import COUNT, FIELDS, PADDING, SLOT, START, number_rows
+from runtime.scheduling.step_plan import BLOCK_NUMBERS
 from runtime.worker.host_buffers import Arrays, ArraySpecs
 from runtime.worker.input_batch import AlgorithmDescriptor, ForwardDescriptor, SampleDescriptor
 
@@ -32,8 +33,6 @@ MIN_HISTORY_LEN = 8  # smallest padded history of an algorithm
 Views = dict[str, npt.NDArray[Any]]
 
 I64, I32, BOOL, F64 = (np.dtype(kind) for kind in (np.int64, np.int32, np.bool_, np.float64))
-BLOCK_NUMBERS = ("block_first", "block_size", "num_advance_steps", "initial_masks", "step_budget", "post_edit_steps")
-BLOCKS = {"must_advance": BOOL, **dict.fromkeys(BLOCK_NUMBERS, I64)}
 
 
 def capture_batch_sizes(max_size: int) -> list[int]:
@@ -274,7 +273,8 @@ def sample_buffer_specs(descriptor: SampleDescriptor) -> ArraySpecs:
     rows, n, size = descriptor.rows, descriptor.blocks, descriptor.size
     found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = dict.fromkeys(("rows", "block", "at"), (I64, (rows,)))
     found["num_valid"] = I32, (1,)
-    found |= {name: (dtype, (n,)) for name, dtype in BLOCKS.items()}
+    found |= dict.fromkeys(("block_first", "block_size"), (I64, (n,)))
+    found["numbers"] = I64, (n, len(BLOCK_NUMBERS))
     if descriptor.uniform_noise:
         found["noise_uniforms"] = F64, (n, size)
     if descriptor.self_conditioned:
@@ -313,7 +313,7 @@ def pad_sample_inputs(
         noise = into["noise_uniforms"]
         noise[...] = 0
         noise[:n, :size] = arrays["noise_uniforms"]
-    for name in BLOCKS:
+    for name in ("block_first", "block_size", "numbers"):
         into[name][:n] = arrays[name]
         into[name][n:] = 0
     if padded.self_conditioned:

@@ -7,6 +7,7 @@ kernels for all steps with the same descriptors.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -40,7 +41,9 @@ from runtime.scheduling.lora_manager import LoRAManager
 from runtime.scheduling.request import Block, Request, ScheduledRequest
 from runtime.scheduling.scheduler import RequestSuccessors
 from runtime.scheduling.step_plan import (
+    BLOCK_NUMBERS,
     MASKED,
+    MUST_ADVANCE,
     NO_LOGPROBS,
     UNMASKED,
     AlgorithmBatch,
@@ -62,8 +65,6 @@ from runtime.worker.next_step import NextStep
 from runtime.worker.request_states import RequestStates
 
 SegmentColumns = tuple[int, ...]  # those of ``kernels.segments.Segment``
-
-BLOCK_ARRAYS = ("must_advance", "num_advance_steps", "initial_masks", "step_budget", "post_edit_steps")  # [blocks] each
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def sample_inputs(blocks: DenoiseBlocks, states: RequestStates) -> tuple[SampleD
         "num_valid": np.array([len(at)], dtype=np.int32),
         "block_first": states.entries(blocks.req_slot, blocks.start),
         "block_size": blocks.size,
-        **{name: getattr(blocks, name) for name in BLOCK_ARRAYS},
+        "numbers": blocks.numbers,
     }
     if several:
         block_in_group = np.empty(len(blocks.tokens), dtype=np.int64)  # index of each block in its group
@@ -409,17 +410,12 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
         for block in scheduled.span.blocks:
             blocks.append(block)
             owners.append(request)
-            row = block.logits_start + offset
-            numbers += (
-                row, block.must_advance, block.num_advance_steps, block.initial_masks, block.step_budget,
-                block.post_edit_steps, request.req_slot, block.start,
-                block.size if request.req_slot >= 0 else 0,  # a released request has no content
-            )  # fmt: skip
+            numbers += (block.logits_start + offset, request.req_slot, block.start, block.size, *numbers_of(block))
     if not blocks:
         return None
 
     n = len(blocks)
-    columns = np.array(numbers, dtype=np.int64).reshape(n, -1).T.copy()
+    rows, req_slot, start, block_size, *_ = columns = np.array(numbers, dtype=np.int64).reshape(n, -1).T.copy()
     size = max([block.size for block in blocks])
     state = _pad_and_stack([block.state for block in blocks], size)
     needed = state == MASKED
@@ -427,9 +423,8 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
         needed |= (state == UNMASKED) & np.array([request.may_revise for request in owners])[:, None]
         for i, block in enumerate(blocks):
             needed[i, : block.num_skipped] = False
-    must_advance = columns[1] > 0
     for i in (i for i, request in enumerate(owners) if led and request.decodes_left_to_right):
-        needed[i] = must_advance[i] = False  # the algorithm leaves the block unchanged
+        needed[i] = columns[4 + MUST_ADVANCE, i] = False  # the algorithm leaves the block unchanged
     params = [request.params for request in owners]
     groups: tuple[AlgorithmBatch, ...]
     if len(rules) == 1:
@@ -439,27 +434,26 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
     else:
         groups = _groups(owners, blocks, params, size)
     return DenoiseBlocks(
-        rows=columns[0],
+        rows=rows,
+        req_slot=req_slot,
+        start=start,
+        size=block_size,
         tokens=_pad_and_stack([block.tokens for block in blocks], size),
         state=state,
         sampled=needed,
-        must_advance=must_advance,
-        num_advance_steps=columns[2],
-        initial_masks=columns[3],
-        step_budget=columns[4],
-        post_edit_steps=columns[5],
+        numbers=columns[4:].T,
         sampling=_sampling_inputs(owners, blocks, groups, size),
         groups=groups,
         noise_uniforms=_uniforms(owners, blocks, size, RENOISE) if any(rule.uniform_noise for rule in rules) else None,
-        req_slot=columns[6],
-        start=columns[7],
-        size=columns[8],
         self_conditioned=bool(wants & LogitStat.SELF_CONDITIONING),
         logits_processors=make_logits_processor_batch(owners, blocks, size) if shaped else None,
         grammar_blocks=grammar_blocks(owners, blocks) if led else (),
         forced_tokens=forced_blocks(owners, blocks) if led else (),
         num_logprobs=requested_logprobs(owners),
     )
+
+
+numbers_of = operator.attrgetter(*BLOCK_NUMBERS.values())  # of a block
 
 
 def _pad_and_stack(parts: list[np.ndarray], size: int) -> np.ndarray:

@@ -23,7 +23,9 @@ from runtime.request.eager_reason import EagerReason
 from runtime.scheduling.step_plan import (
     FIXED,
     MASKED,
+    MUST_ADVANCE,
     NO_RESULTS,
+    NUM_STEPS,
     BlockResults,
     DenoiseBlocks,
     SampledBlocks,
@@ -442,7 +444,7 @@ class ModelStep:
         after = kernel(
             BlockInputs(
                 self.states.tokens, self.states.states, inputs["block_first"], inputs["block_size"], descriptor.size,
-                inputs["must_advance"], inputs["num_advance_steps"], inputs["params0"], threshold, steps,
+                inputs["numbers"], MUST_ADVANCE, NUM_STEPS, inputs["params0"], threshold, steps,
             ),
             SampledRows(token, conf, inputs["block"], inputs["at"]), self.mask_id, self.eos_ids,
         )  # fmt: skip

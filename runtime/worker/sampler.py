@@ -20,6 +20,7 @@ from runtime.algorithms.base import (
     algorithms_with_edit_tokens,
 )
 from runtime.scheduling.step_plan import (
+    BLOCK_NUMBERS,
     COUNTERS,
     FIXED,
     MASKED,
@@ -111,12 +112,9 @@ class Sampler:
             "candidates": found.tokens,
             "confidence": found.confidence,
             "remasked": inputs["remasked"],
-            "must_advance": inputs["must_advance"],
-            "num_steps": inputs["num_advance_steps"],
-            "initial_masks": inputs["initial_masks"],
-            "step_budget": inputs["step_budget"],
-            "post_edit_steps": inputs["post_edit_steps"],
+            **dict(zip(BLOCK_NUMBERS, inputs["numbers"].unbind(1), strict=True)),
         }
+        arrays["must_advance"] = arrays["must_advance"] > 0
         if descriptor.uniform_noise:
             arrays["noise_tokens"] = (inputs["noise_uniforms"] * found.vocab_size).long()
         for group in groups:

@@ -13,7 +13,14 @@ import torch
 from runtime.algorithms.base import TOKEN_MERGE_TOP_K, LogitStat, get_algorithm
 from runtime.kernels.segments import LORA_SLOT
 from runtime.request.engine_messages import EngineInfo
-from runtime.scheduling.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs, block_causal_plan
+from runtime.scheduling.step_plan import (
+    BLOCK_NUMBERS,
+    MASKED,
+    AlgorithmBatch,
+    DenoiseBlocks,
+    SamplingInputs,
+    block_causal_plan,
+)
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.graph_padding import padded_history_len, sampled_rows_step
 from runtime.worker.input_batch import AlgorithmDescriptor, ForwardDescriptor, SampleDescriptor
@@ -65,11 +72,7 @@ def _step(runner: ModelRunner, rows: int, max_seq_len: int, active_lora_modules:
         tokens=np.full(shape, token),
         state=np.full(shape, MASKED, dtype=np.int8),
         sampled=np.ones(shape, dtype=np.bool_),
-        must_advance=np.ones(blocks, dtype=np.bool_),
-        num_advance_steps=none + 1,  # with self-conditioning from an earlier step
-        initial_masks=none + size,
-        step_budget=none,
-        post_edit_steps=none,
+        numbers=np.ones((blocks, len(BLOCK_NUMBERS)), dtype=np.int64),
         sampling=SamplingInputs(np.tile([1.0, 0.9, 0.0, 0.0], (blocks, 1)), np.zeros(shape)),
         groups=(AlgorithmBatch(rule, np.arange(blocks), params, sum(LogitStat)),),
         self_conditioned=True,

@@ -36,7 +36,7 @@ from tests.oracle import block as oracle
 from tests.oracle import dmax
 from tests.oracle.draws import choose, filtered, softmax, uniform
 from tests.oracle.rules import NAIVE_ALGORITHMS
-from tests.worker.sampling import alone, make_sampling_params, sample_plan
+from tests.worker.sampling import alone, block_numbers, make_sampling_params, sample_plan
 
 VOCAB, MASK, MAX_TOKEN = 11, 9, 9
 SHAPE = oracle.Shape(block=4, buffer=1, mask_id=MASK, eos_ids=frozenset({2, 5}), max_token_id=MAX_TOKEN)
@@ -119,11 +119,13 @@ def plan_of(
     unstable = np.array([get_algorithm(p.algorithm).may_revise(values(get_algorithm(p.algorithm), p)) for p in params])
     return DenoiseBlocks(
         rows=np.arange(n) * size, **alone(n, size), tokens=np.array([b.tokens for b in several]), state=state,
-        sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]), must_advance=np.array(force),
-        num_advance_steps=np.array([b.force_steps for b in several]),
-        initial_masks=np.array([len(b.free) for b in several]),
-        step_budget=np.array([b.step_budget or 0 for b in several]),
-        post_edit_steps=np.array([b.post_steps for b in several]),
+        sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]),
+        numbers=block_numbers(
+            n, must_advance=np.array(force), num_steps=np.array([b.force_steps for b in several]),
+            initial_masks=np.array([len(b.free) for b in several]),
+            step_budget=np.array([b.step_budget or 0 for b in several]),
+            post_edit_steps=np.array([b.post_steps for b in several]),
+        ),
         sampling=None, groups=tuple(groups),
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from runtime.algorithms.base import EditTokens, LogitStat, algorithm_keys, algor
 from runtime.scheduling.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
 from runtime.worker.candidates import SamplerConfig
 from runtime.worker.sampler import Sampler
-from tests.worker.sampling import alone, sample_plan
+from tests.worker.sampling import alone, block_numbers, sample_plan
 
 pytestmark = pytest.mark.gpu  # selected explicitly, so a missing device must fail these tests and not skip them
 VOCAB, SIZE, EACH, STEPS = 50, 16, 6, 4
@@ -51,9 +51,11 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
             groups.append(AlgorithmBatch(rule, members, np.array(rows), int(wants), has_memory))
         plan = DenoiseBlocks(
             rows=np.arange(n) * SIZE, **alone(n, SIZE), tokens=tokens, state=state,
-            sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]), must_advance=np.arange(n) % 3 > 0,
-            num_advance_steps=np.full(n, step), initial_masks=(state != FIXED).sum(1),
-            step_budget=np.zeros(n, dtype=np.int64), post_edit_steps=np.full(n, step),
+            sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]),
+            numbers=block_numbers(
+                n, must_advance=np.arange(n) % 3 > 0, num_steps=np.full(n, step),
+                initial_masks=(state != FIXED).sum(1), post_edit_steps=np.full(n, step),
+            ),
             sampling=SamplingInputs(sampling_params, random.random((n, SIZE))), groups=tuple(groups),
             noise_uniforms=random.random((n, SIZE)),
         )  # fmt: skip

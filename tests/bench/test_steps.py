@@ -19,7 +19,7 @@ from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import resolve_family
 from runtime.parameters.weight import named_weights
-from runtime.scheduling.step_plan import StepPlan
+from runtime.scheduling.step_plan import NUM_STEPS, StepPlan
 from runtime.scheduling.strategy import DecodingContext
 from runtime.strategies.registry import make_strategy, strategies
 from runtime.worker.candidates import SamplerConfig
@@ -115,7 +115,7 @@ def test_a_canvas_of_diffusion_gemma_is_a_second_step_behind_a_causal_prompt():
     assert rows.is_editable.all()
     assert set(rows.visible_end.tolist()) == {49}
     assert set(rows.window_pos.tolist()) == {41}
-    assert step.blocks.num_advance_steps.tolist() == [1, 1]
+    assert step.blocks.numbers[:, NUM_STEPS].tolist() == [1, 1]
     assert sorted(step.blocks.req_slot.tolist()) == [0, 1]
     assert step.blocks.noise_uniforms.shape == (2, 8)
     assert step.blocks.sampling.params[:, 0].tolist() == [1, 1]

@@ -88,8 +88,7 @@ def test_plans_are_received_unchanged(wires):
     ours, theirs = wires
     merged = SoftEmbeddingRows(np.arange(2), np.ones((2, 3), np.int64), np.ones((2, 3)), np.ones((2, 3)))
     fields = (
-        "rows", "tokens", "state", "sampled", "must_advance", "num_advance_steps", "initial_masks", "step_budget",
-        "post_edit_steps", "req_slot", "start", "size",
+        "rows", "tokens", "state", "sampled", "numbers", "req_slot", "start", "size",
     )  # fmt: skip
     one = np.arange(1)
     groups = (

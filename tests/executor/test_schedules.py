@@ -16,6 +16,7 @@ from runtime.executor.executor import DistributedRunner, MultiprocExecutor
 from runtime.executor.rank_launcher import WorkerPlacement
 from runtime.request.engine_messages import EngineStats
 from runtime.request.resolve import RequestContext, resolve
+from runtime.scheduling.step_plan import StepPlan
 from tests.engine.harness import check_accounting
 from tests.executor.cases import served
 from tests.executor.conftest import Lent

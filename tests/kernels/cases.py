@@ -432,15 +432,15 @@ def check_fill(blocks: int, size: int, columns: int, mask_id: int | None, device
     block, at = torch.cat([block, dead + blocks - 1]), torch.cat([at, dead])
     params = torch.rand(blocks, columns, generator=generator, dtype=torch.float64)
     params[:, 2] = drawn(1, 4, blocks)
-    numbers = first, sizes, drawn(0, 3, blocks) > 0, drawn(0, 3, blocks), params
-    firsts, lengths, force, steps, rows = (each.to(device) for each in numbers)
+    numbers = torch.stack([drawn(0, 3, blocks), drawn(0, 3, blocks) % 2, drawn(0, 3, blocks)], 1)
+    firsts, lengths, numbers, rows = (each.to(device) for each in (first, sizes, numbers, params))
     conf = (drawn(0, 12, len(block)) / 12).float()
     sampled = SampledRows(drawn(0, 50, len(block)).to(device), conf.to(device), block.to(device), at.to(device))
     eos = torch.tensor([3, 7], device=device)
     found = []
     for fill in (threshold_unmask, threshold_unmask_reference):
         tables = tokens.to(device, copy=True), states.to(device, copy=True)
-        before = BlockInputs(*tables, firsts, lengths, size, force, steps, rows, 1, 2)
+        before = BlockInputs(*tables, firsts, lengths, size, numbers, 1, 2, rows, 1, 2)
         found.append((*fill(before, sampled, mask_id, eos), *tables))
     for own, right in zip(*found, strict=True):
         assert own.dtype == right.dtype

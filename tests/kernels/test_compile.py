@@ -472,13 +472,13 @@ def test_expand_segments():
 @pytest.mark.parametrize("size", [32, 256])
 def test_threshold_unmask(size):
     types = typed(
-        pi64="first_ptr size_ptr num_steps_ptr token_ptr block_ptr at_ptr eos_ptr numbers_ptr new_tokens_ptr",
-        pi32="tokens_ptr", pi8="states_ptr new_state_ptr", pi1="force_ptr", pfp64="params_ptr", pfp32="conf_ptr",
+        pi64="first_ptr size_ptr block_numbers_ptr token_ptr block_ptr at_ptr eos_ptr numbers_ptr new_tokens_ptr",
+        pi32="tokens_ptr", pi8="states_ptr new_state_ptr", pfp64="params_ptr", pfp32="conf_ptr",
         i32="rows blocks mask_id",
     )  # fmt: skip
     constants = {
-        "COLUMNS": 8, "THRESHOLD": 3, "STEPS": 6, "SIZE": size, "SIZE_P2": size,
-        "ROWS": unmask.rows_per_iteration(size), "EOS": 1,
+        "BLOCK_NUMBERS": 5, "MUST_ADVANCE": 0, "NUM_STEPS": 1, "COLUMNS": 8, "THRESHOLD": 3, "STEPS": 6, "SIZE": size,
+        "SIZE_P2": size, "ROWS": unmask.rows_per_iteration(size), "EOS": 1,
     }  # fmt: skip
     assert spilled(build(unmask._threshold_unmask, types, constants, num_warps=4)) == 0
 

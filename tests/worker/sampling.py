@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from runtime.algorithms.base import BlockBatch, UnmaskingAlgorithm
-from runtime.scheduling.step_plan import REMASKED, DenoiseBlocks, StateWrite
+from runtime.scheduling.step_plan import BLOCK_NUMBERS, REMASKED, DenoiseBlocks, StateWrite
 from runtime.worker.host_buffers import PinnedBuffer
 from runtime.worker.input_batch import sample_inputs
 from runtime.worker.request_states import RequestStates
@@ -24,6 +24,11 @@ def make_sampling_params(
 def alone(n: int, size: int) -> dict[str, np.ndarray]:
     """Returns where `n` blocks are that are all of a request each, as arguments of DenoiseBlocks."""
     return {"req_slot": np.arange(n), "start": np.zeros(n, dtype=np.int64), "size": np.full(n, size)}
+
+
+def block_numbers(n: int, **numbers: np.ndarray) -> np.ndarray:
+    """Returns `DenoiseBlocks.numbers` of `n` blocks; those that are not given are 0."""
+    return np.array([numbers.get(name, np.zeros(n)) for name in BLOCK_NUMBERS], dtype=np.int64).T.copy()
 
 
 def sample_plan(

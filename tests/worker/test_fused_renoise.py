@@ -14,7 +14,7 @@ from runtime.layers.lm_head import SoftcapLMHead
 from runtime.scheduling.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
 from runtime.worker.candidates import SamplerConfig
 from runtime.worker.sampler import Sampler
-from tests.worker.sampling import alone, sample_plan
+from tests.worker.sampling import alone, block_numbers, sample_plan
 
 VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
 
@@ -32,7 +32,7 @@ def plan(top_k: int) -> DenoiseBlocks:
     return DenoiseBlocks(
         rows=n * SIZE, **alone(BLOCKS, SIZE), tokens=random.integers(0, VOCAB, (BLOCKS, SIZE)),
         state=np.full((BLOCKS, SIZE), MASKED, np.int8), sampled=random.random((BLOCKS, SIZE)) < 0.8,
-        must_advance=n > 0, num_advance_steps=n, initial_masks=n * 0, step_budget=n * 0, post_edit_steps=n * 0,
+        numbers=block_numbers(BLOCKS, must_advance=n > 0, num_steps=n),
         sampling=drawing, noise_uniforms=random.random((BLOCKS, SIZE)),
         self_conditioned=True,
         groups=(AlgorithmBatch(rule, n, param_rows, int(rule.algorithm_stats({})), history),),

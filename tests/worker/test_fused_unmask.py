@@ -18,6 +18,7 @@ from runtime.worker.input_batch import AlgorithmDescriptor, SampleDescriptor
 from runtime.worker.model_runner import ModelStep
 from runtime.worker.request_states import RequestStates
 from runtime.worker.sampler import to_block_results
+from tests.worker.sampling import block_numbers
 
 VOCAB, MASK, SIZE, BLOCKS = 12, 11, 8, 40
 FUSED = [key for key in algorithm_keys() if get_algorithm(key).fused_threshold is not None]
@@ -64,9 +65,11 @@ def random_batch(
     arrays = {
         "rows": block * SIZE + at, "block": block, "at": at, "num_valid": np.array([len(block) - 3], np.int32),
         "block_first": 1 + np.arange(BLOCKS) * SIZE, "block_size": np.full(BLOCKS, SIZE),
-        "must_advance": random.random(BLOCKS) < 0.7, "num_advance_steps": random.integers(0, 4, BLOCKS),
+        "numbers": block_numbers(
+            BLOCKS, must_advance=random.random(BLOCKS) < 0.7, num_steps=random.integers(0, 4, BLOCKS)
+        ),
         "params0": params,
-    } | {name: np.zeros(BLOCKS, np.int64) for name in ("initial_masks", "step_budget", "post_edit_steps")}  # fmt: skip
+    }  # fmt: skip
     descriptor = SampleDescriptor(BLOCKS, SIZE, (AlgorithmDescriptor(rule, 0, BLOCKS, len(block)),))
     tokens = np.where(state == 1, MASK, random.integers(0, VOCAB - 1, state.shape))
     return descriptor, {name: torch.from_numpy(array) for name, array in arrays.items()}, (tokens, state)

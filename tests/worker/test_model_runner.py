@@ -23,7 +23,7 @@ from tests.engine.harness import Run, Setup
 from tests.engine.hash_model import HashModel
 from tests.engine.samples import asks, setups
 from tests.examples import examples
-from tests.worker.sampling import alone, sample_plan
+from tests.worker.sampling import alone, block_numbers, sample_plan
 
 
 @examples(16, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -104,11 +104,9 @@ class Bare(LMHead):
 )
 def test_no_logits_are_computed_where_argmax_is_enough(wants: int, asked: str) -> None:
     rule = get_algorithm("threshold")
-    none = np.zeros(2, dtype=np.int64)
     plan = DenoiseBlocks(
         rows=np.array([0, 4]), **alone(2, 4), tokens=np.full((2, 4), 9), state=np.full((2, 4), MASKED, np.int8),
-        sampled=np.array([[True] * 4, [False, True, True, False]]), must_advance=none > 0, num_advance_steps=none,
-        initial_masks=none, step_budget=none, post_edit_steps=none, sampling=None,
+        sampled=np.array([[True] * 4, [False, True, True, False]]), numbers=block_numbers(2), sampling=None,
         groups=(AlgorithmBatch(rule, np.arange(2), np.full((2, len(rule.columns)), 0.5), int(wants)),),
     )  # fmt: skip
     hidden = torch.randn(8, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
