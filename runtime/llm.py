@@ -42,7 +42,7 @@ from runtime.request.sampling_params import MAX_LOGPROBS, SamplingParams, stop_s
 from runtime.request.structured import FIELD, path_of
 from runtime.request.validation import integer, refuse
 from runtime.scheduling.request import Request
-from runtime.scheduling.step_plan import StepPlan, make_segments
+from runtime.scheduling.step_plan import StepPlan
 from runtime.scheduling.strategy import VisibleKeys
 from runtime.structured_output.grammar_cache import GrammarError
 from runtime.structured_output.sandbox import GrammarSandbox
@@ -96,7 +96,7 @@ def forward_logits(engine: Engine, ids: list[int], block_size: int | None = None
         segment = segment._replace(lora_slot=engine.lora_manager.activate(adapter))
         modules = engine.lora_manager.affected_modules([adapter])
     page_table = np.arange(pages, dtype=np.int32)[None]
-    plan = StepPlan(make_segments([segment]), np.array(ids), page_table, active_lora_modules=modules)
+    plan = StepPlan(np.array([segment], dtype=np.int32), np.array(ids), page_table, active_lora_modules=modules)
     return runner.logits(plan, pages)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from runtime.layers.moe import Router
-from runtime.scheduling.step_plan import MUST_ADVANCE, BlockResults, DenoiseBlocks, SampledBlocks, StepPlan
+from runtime.scheduling.step_plan import MUST_ADVANCE, BlockResults, DenoiseBlocks, PageWrites, SampledBlocks, StepPlan
 from runtime.worker.model_runner import ModelRunner, RunnerStats
 
 
@@ -57,6 +57,9 @@ class AcceptNoneRunner:
 
     def wait(self) -> SampledBlocks | None:
         return self.runner.wait()
+
+    def write_pages(self, writes: PageWrites | None) -> None:
+        self.runner.write_pages(writes)
 
     def launch_next(self, plan: StepPlan) -> None:
         self.runner.launch_next(plan)

@@ -204,15 +204,16 @@ class Engine:
             successors = self.scheduler.successors(batch)
             if successors is not None:
                 following = self.input_builder.prepare(successors, self.scheduler.max_next_rows)
+                runner.write_pages(self.input_builder.take_page_writes(batch))
         sampled = runner.wait()
-        segments = None if following is None or sampled is None else following.choose(sampled)
-        if following is None or segments is None or self._has_pending_commands():  # a launch would delay them by a step
+        plan = None if following is None or sampled is None else following.choose(sampled)
+        if following is None or plan is None or self._has_pending_commands():  # a launch would delay them by a step
             return runner.results()
         reads_names = any(scheduled.request.tool_names is not None for scheduled in batch)
         results = runner.results() if reads_names else None
         if results is None or not self._output_processor.may_mask(batch, results):
-            runner.launch_next(self.input_builder.plan_next(following, segments))
-            self._launched = following.requests, segments
+            runner.launch_next(plan)
+            self._launched = following.requests, plan.segments
         return results or runner.results()
 
     def _record_step(

@@ -24,7 +24,7 @@ from runtime.executor.rank_worker import error_summary, file_digests_of
 from runtime.executor.serialization import encode_blocks, encode_forward
 from runtime.lora.adapter_checkpoint import Adapter
 from runtime.lora.adapter_weights import LoRAWeights
-from runtime.scheduling.step_plan import BlockResults, DenoiseBlocks, SampledBlocks, StepPlan
+from runtime.scheduling.step_plan import BlockResults, DenoiseBlocks, PageWrites, SampledBlocks, StepPlan
 from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner
@@ -278,6 +278,11 @@ class DistributedRunner:
 
     def wait(self) -> SampledBlocks | None:
         return self.local.wait()
+
+    def write_pages(self, writes: PageWrites | None) -> None:
+        if writes is not None:
+            self.executor.broadcast(rpc.WritePages(*writes))
+            self.local.write_pages(writes)
 
     def launch_next(self, plan: StepPlan) -> None:
         """See `Runner.launch_next`. If the step does not follow, the other ranks get another `Step` instead."""

@@ -27,7 +27,7 @@ from runtime.executor.serialization import decode_blocks, decode_forward
 from runtime.lora.adapter_checkpoint import Adapter, LoRAPair, resolve_adapter
 from runtime.lora.adapter_weights import LoRAWeights
 from runtime.plugins import digest_of, load_plugins
-from runtime.scheduling.step_plan import DenoiseBlocks
+from runtime.scheduling.step_plan import DenoiseBlocks, PageWrites
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.checkpoint_files import file_digests
 from runtime.weights.hub import Progress
@@ -154,6 +154,10 @@ class RankWorker:
                     with runner.step_context():
                         runner.launch_forward(decode_forward(data))
                     launched = True
+                    continue
+                case rpc.WritePages(slots, indices, pages):
+                    with runner.step_context():
+                        runner.write_pages(PageWrites(slots, indices, pages))
                     continue
                 case rpc.Sample(data) if launched:
                     launched = False

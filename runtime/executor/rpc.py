@@ -18,7 +18,7 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 13  # version of the protocol; increased if a message or its meaning changes
+VERSION = 14  # version of the protocol; increased if a message or its meaning changes
 HEARTBEAT_SECONDS = 1.0
 UNACKNOWLEDGED_SECONDS = 30.0  # a connection is closed if another host acknowledges nothing for this time
 _HEAD = struct.Struct("<Q")  # header of a message: its length in bytes
@@ -97,6 +97,14 @@ class Step(msgspec.Struct, tag=True, frozen=True):
     plan: bytes
 
 
+class WritePages(msgspec.Struct, tag=True, frozen=True):
+    """The rank stores pages of requests, as ``step_plan.PageWrites``."""
+
+    slots: np.ndarray
+    indices: np.ndarray
+    pages: np.ndarray
+
+
 class Sample(msgspec.Struct, tag=True, frozen=True):
     """The rank samples the last `Step`. `blocks`: result of ``serialization.encode_blocks``; b"": no blocks."""
 
@@ -172,8 +180,9 @@ class WorkerFailed(msgspec.Struct, tag=True, frozen=True):
 
 
 Message = (
-    Hello | Join | CheckFiles | FilesSeen | LoadEngine | EngineLoaded | Step | Sample | CaptureGraph | ComputeLogits
-    | FetchRows | AdapterPair | AddAdapter | DropAdapter | PutAdapter | CloseEngine | Heartbeat | WorkerFailed
+    Hello | Join | CheckFiles | FilesSeen | LoadEngine | EngineLoaded | Step | WritePages | Sample | CaptureGraph
+    | ComputeLogits | FetchRows | AdapterPair | AddAdapter | DropAdapter | PutAdapter | CloseEngine | Heartbeat
+    | WorkerFailed
 )  # fmt: skip
 
 

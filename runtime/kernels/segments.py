@@ -36,8 +36,8 @@ class Segment(NamedTuple):
         window_end: rows behind it have the sliding window of the row at it.
         editable_start: rows from this position on may still change.
         lora_slot: -1: base model.
-        first_token: entry of the token of the first row in the table of tokens; the others follow it.
-        first_row, first_tile: first row and first query tile of the segment.
+        first_token: entry of the token of the first row in the table of tokens; the others follow it. -1: the table has
+            the tokens of `slot`.
     """
 
     slot: int
@@ -50,14 +50,23 @@ class Segment(NamedTuple):
     window_end: int = NO_LIMIT
     editable_start: int = 0
     lora_slot: int = -1
-    first_token: int = 0
-    first_row: int = 0
-    first_tile: int = 0
+    first_token: int = -1
 
 
 FIELDS = len(Segment._fields)
-SLOT, START, COUNT, ORIGIN, BLOCK_SIZE, CAUSAL_END, VISIBLE_LIMIT, WINDOW_END, EDITABLE_START, LORA_SLOT = range(10)
-FIRST_TOKEN, FIRST_ROW, FIRST_TILE = range(10, FIELDS)
+(
+    SLOT,
+    START,
+    COUNT,
+    ORIGIN,
+    BLOCK_SIZE,
+    CAUSAL_END,
+    VISIBLE_LIMIT,
+    WINDOW_END,
+    EDITABLE_START,
+    LORA_SLOT,
+    FIRST_TOKEN,
+) = range(FIELDS)
 
 
 class ForwardRows(NamedTuple):
@@ -76,22 +85,16 @@ class ForwardRows(NamedTuple):
 class RowTables(NamedTuple):
     """Where rows find their tokens and pages."""
 
-    tokens: torch.Tensor  # int32 [entries]
+    tokens: torch.Tensor  # int32 [entries]: padding, then `max_len` entries per slot, then others
+    max_len: int
     pages: torch.Tensor  # int32 [slots, pages]
     page_size: int
 
 
-def number_rows(segments: Ints32, tile_rows: int) -> int:
-    """Sets `first_row` and `first_tile` of segments that follow each other. Returns the number of tiles.
-
-    Args:
-        tile_rows: maximum rows of a tile.
-    """
-    counts = segments[:, COUNT]
-    tiles = -(-counts // tile_rows)
-    segments[:, FIRST_ROW] = counts.cumsum() - counts
-    segments[:, FIRST_TILE] = tiles.cumsum() - tiles
-    return int(tiles.sum())
+def first_rows(segments: Ints32) -> npt.NDArray[np.int64]:
+    """Returns the first row of each segment, int64 [segments]. They follow each other."""
+    counts = segments[:, COUNT].astype(np.int64)
+    return counts.cumsum() - counts
 
 
 def visible_end_of(segments: Ints32, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -108,35 +111,37 @@ def expand_segments_reference(
     """Returns the rows of a forward.
 
     Args:
-        segments: int32 [n, FIELDS], without gaps between their rows and tiles. The last one with rows may be padding.
+        segments: int32 [n, FIELDS]. The last one with rows may be padding.
         rows, tiles: numbers of rows and tiles. Tiles after those of the segments have no rows.
         tile_rows: maximum rows of a tile.
     """
     wide = segments.long()
     counts = wide[:, COUNT]
     owner = torch.repeat_interleave(torch.arange(len(wide), device=wide.device), counts, output_size=rows)
-    own = wide[owner]
-    offset = torch.arange(rows, device=wide.device) - own[:, FIRST_ROW]
+    own, first_row = wide[owner], counts.cumsum(0) - counts
+    offset = torch.arange(rows, device=wide.device) - first_row[owner]
     padding = own[:, START] == PADDING
     position = torch.where(padding, 0, own[:, START] + offset)
     pages = tables.pages[own[:, SLOT], position // tables.page_size].long()
     origin, size = own[:, ORIGIN], own[:, BLOCK_SIZE]
     block_end = origin + torch.where(position < origin, 0, (position - origin) // size.clamp(min=1) + 1) * size
     visible_end = torch.where(position < own[:, CAUSAL_END], position + 1, block_end).minimum(own[:, VISIBLE_LIMIT])
+    own_entry = 1 + own[:, SLOT] * tables.max_len + own[:, START]
+    entry = torch.where(own[:, FIRST_TOKEN] < 0, own_entry, own[:, FIRST_TOKEN]) + offset
     pieces = -(-counts // tile_rows)
     tile_owner = torch.repeat_interleave(torch.arange(len(wide), device=wide.device), pieces)
-    done = (torch.arange(len(tile_owner), device=wide.device) - wide[tile_owner, FIRST_TILE]) * tile_rows
+    done = (torch.arange(len(tile_owner), device=wide.device) - (pieces.cumsum(0) - pieces)[tile_owner]) * tile_rows
     query_tiles = torch.zeros(tiles, 3, dtype=torch.int32, device=wide.device)
     query_tiles[: len(tile_owner)] = torch.stack(
         [
             wide[tile_owner, SLOT],
-            wide[tile_owner, FIRST_ROW] + done,
+            first_row[tile_owner] + done,
             (counts[tile_owner] - done).clamp(max=tile_rows),
         ],
         dim=1,
     ).int()
     return ForwardRows(
-        tokens=tables.tokens[torch.where(padding, 0, own[:, FIRST_TOKEN] + offset)].long(),
+        tokens=tables.tokens[torch.where(padding, 0, entry)].long(),
         positions=position,
         slots=torch.where(padding, -1, pages * tables.page_size + position % tables.page_size),
         visible_end=torch.where(padding, 1, visible_end).int(),
@@ -147,11 +152,11 @@ def expand_segments_reference(
     )
 
 
-@triton.jit(do_not_specialize=["tiles", "pages_stride"])
+@triton.jit(do_not_specialize=["tiles", "pages_stride", "max_len"])
 def _expand_segments(
     segments_ptr, token_table_ptr, pages_ptr, tokens_ptr, positions_ptr, slots_ptr, visible_end_ptr, window_pos_ptr,
     is_editable_ptr, lora_slots_ptr, tiles_ptr, tiles, pages_stride,
-    PAGE_SIZE: tl.constexpr, TILE_ROWS: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr,
+    max_len, PAGE_SIZE: tl.constexpr, TILE_ROWS: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Expands one segment per program."""
     at = segments_ptr + tl.program_id(0) * FIELDS
@@ -159,14 +164,21 @@ def _expand_segments(
     origin, block_size, causal_end = tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
     visible_limit, window_end, editable_start = tl.load(at + 6), tl.load(at + 7), tl.load(at + 8)
     lora_slot, first_token = tl.load(at + 9), tl.load(at + 10)
-    first_row, first_tile = tl.load(at + 11), tl.load(at + 12)
+    first_row, first_tile = 0, 0
+    for begin in range(0, tl.program_id(0), ROWS):
+        before = begin + tl.arange(0, ROWS)
+        counts = tl.load(segments_ptr + before * FIELDS + 2, mask=before < tl.program_id(0), other=0)
+        first_row += tl.sum(counts, 0)
+        first_tile += tl.sum(tl.cdiv(counts, TILE_ROWS), 0)
     padding = start < 0
+    own_entry = 1 + slot.to(tl.int64) * max_len + start
+    first_entry = tl.where(first_token < 0, own_entry, first_token.to(tl.int64))
     for begin in range(0, count, ROWS):
         offset = begin + tl.arange(0, ROWS)
         inside = offset < count
         position = tl.where(padding, 0, start + offset)
         page = tl.load(pages_ptr + slot.to(tl.int64) * pages_stride + position // PAGE_SIZE, mask=inside, other=0)
-        token = tl.load(token_table_ptr + tl.where(padding, 0, first_token + offset), mask=inside, other=0)
+        token = tl.load(token_table_ptr + tl.where(padding, 0, first_entry + offset), mask=inside, other=0)
         after = position - origin
         block_end = origin + tl.where(after < 0, 0, after // tl.maximum(block_size, 1) + 1) * block_size
         visible_end = tl.minimum(tl.where(position < causal_end, position + 1, block_end), visible_limit)
@@ -201,6 +213,6 @@ def expand_segments(segments: torch.Tensor, tables: RowTables, rows: int, tiles:
     _expand_segments[(len(segments),)](
         segments, tables.tokens, tables.pages, found.tokens, found.positions, found.slots, found.visible_end,
         found.window_pos, found.is_editable, found.lora_slots, query_tiles, tiles, tables.pages.stride(0),
-        PAGE_SIZE=tables.page_size, TILE_ROWS=tile_rows, FIELDS=FIELDS, ROWS=ROWS, num_warps=4,
+        tables.max_len, PAGE_SIZE=tables.page_size, TILE_ROWS=tile_rows, FIELDS=FIELDS, ROWS=ROWS, num_warps=4,
     )  # fmt: skip
     return found

@@ -36,12 +36,11 @@ class RequestSuccessors(NamedTuple):
     """What the next step of a request forwards.
 
     Attributes:
-        number: index of its sampled block among those of the step.
+        block: its sampled block.
     """
 
     request: Request
     block: Block
-    number: int
     outcomes: Successors
 
 
@@ -181,7 +180,7 @@ class Scheduler:
                 outcomes = outcomes._replace(if_final=None)
             if outcomes.if_continuing is None and outcomes.if_final is None:
                 return None
-            found.append(RequestSuccessors(request, scheduled.blocks[0], len(found), outcomes))
+            found.append(RequestSuccessors(request, scheduled.blocks[0], outcomes))
         return found or None
 
     def confirm(self, requests: list[Request]) -> list[ScheduledRequest] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.base import UnmaskingAlgorithm
-from runtime.kernels.forward_batch import MAX_TILE_ROWS
-from runtime.kernels.segments import COUNT, Segment, number_rows
+from runtime.kernels.segments import COUNT, Segment
 from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 Ints = npt.NDArray[np.int64]
@@ -345,17 +343,6 @@ NO_RESULTS = BlockResults(  # a step without sampled blocks
 )  # fmt: skip
 
 
-def make_segments(segments: Sequence[Sequence[int]]) -> Ints32:
-    """Returns the segments of a forward, int32 [n, columns], whose rows follow each other.
-
-    Args:
-        segments: the columns of each one, as in ``kernels.segments.Segment``.
-    """
-    found = np.array(segments, dtype=np.int32)
-    number_rows(found, MAX_TILE_ROWS)
-    return found
-
-
 def block_causal_plan(
     tokens: Ints, first: Ints, counts: Ints, page_table: Ints32, *, block_size: int,
     blocks: DenoiseBlocks | None = None,
@@ -372,4 +359,4 @@ def block_causal_plan(
     """
     spans = enumerate(zip(first.tolist(), counts.tolist(), strict=True))
     segments = [Segment(n, start, count, 0, block_size, 0, start + count) for n, (start, count) in spans]
-    return StepPlan(make_segments(segments), tokens, page_table, blocks=blocks)
+    return StepPlan(np.array(segments, dtype=np.int32), tokens, page_table, blocks=blocks)

@@ -36,7 +36,13 @@ from runtime.worker.graph_padding import (
     sample_output_nbytes,
 )
 from runtime.worker.host_buffers import ArraySpecs, BufferLayout, BufferView, StaticBuffer, pack, tensor_specs
-from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor, sample_inputs
+from runtime.worker.input_batch import (
+    ForwardDescriptor,
+    SampleDescriptor,
+    forward_arrays,
+    forward_descriptor,
+    sample_inputs,
+)
 from runtime.worker.model_runner import LaunchedForward, ModelRunner
 
 log = logging.getLogger(__name__)
@@ -257,14 +263,16 @@ class CudaGraphRunner(ModelRunner):
 
     def _forward_new_rows(self, plan: StepPlan) -> tuple[torch.Tensor, EagerReason | None]:
         """Returns the hidden states [rows, hidden], and why the forward ran eagerly (None: it was replayed)."""
-        descriptor, arrays = self._forward_arrays(plan)
+        descriptor = forward_descriptor(plan)
         padded = self.sizes.pad_forward(descriptor)
         self._last_forward = self._last_graph = None
         if padded is not None:
-            staged = arrays | {"segments": self.states.stage(plan, arrays["segments"], self.h2d)}
+            arrays = forward_arrays(plan, self.block_size)
+            if not plan.reads_tables:
+                arrays["segments"] = self.states.stage(plan, self.h2d)
 
             def fill(into: Views) -> None:
-                pad_forward_inputs(into, descriptor, staged, padded, self.sizes)
+                pad_forward_inputs(into, descriptor, arrays, padded, self.sizes)
                 self.timer.begin()  # the device is idle before
 
             if self._launch_forward_graph(padded, fill):
@@ -277,7 +285,7 @@ class CudaGraphRunner(ModelRunner):
                 return self._static_hidden_states, reason
         self.timer.begin()
         reason = EagerReason.TOO_LARGE if padded is None else EagerReason.NOT_CAPTURED
-        return self.model_step.forward(descriptor, self.h2d.to_device(arrays)), reason
+        return self.model_step.forward(*self._forward_inputs(plan)), reason
 
     def _launch_forward_graph(self, descriptor: ForwardDescriptor, fill: Callable[[Views], None]) -> bool:
         """Launches the graph of a forward; False if there is none."""

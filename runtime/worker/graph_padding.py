@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from runtime.algorithms.base import NO_FILTERS
 from runtime.kernels.forward_batch import MAX_TILE_ROWS
-from runtime.kernels.segments import COUNT, FIELDS, PADDING, SLOT, START, number_rows
+from runtime.kernels.segments import COUNT, FIELDS, PADDING, SLOT, START
 from runtime.scheduling.step_plan import BLOCK_NUMBERS
 from runtime.worker.host_buffers import Arrays, ArraySpecs
 from runtime.worker.input_batch import AlgorithmDescriptor, ForwardDescriptor, SampleDescriptor
@@ -110,6 +110,7 @@ class CaptureSizes:
         adapted = (self.lora_modules, 0)
         return [replace(descriptor, active_lora_modules=modules) for descriptor in descriptors for modules in adapted]
 
+    @cache  # noqa: B019  # few steps have a new descriptor
     def pad_forward(self, descriptor: ForwardDescriptor) -> ForwardDescriptor | None:
         """Returns the padded descriptor of a forward; None if the step has to run eagerly."""
         if descriptor.active_lora_modules & self.eager_lora_modules:
@@ -250,8 +251,7 @@ def pad_forward_inputs(
     rows, num_segments, segments = descriptor.rows, descriptor.segments, into["segments"]
     segments[:num_segments] = arrays["segments"]
     segments[num_segments:] = 0
-    segments[num_segments, [START, COUNT]] = PADDING, padded.rows - rows
-    number_rows(segments, padded.tile_rows)
+    segments[num_segments, START], segments[num_segments, COUNT] = PADDING, padded.rows - rows
     if num_segments:
         segments[num_segments, SLOT] = segments[0, SLOT]  # padding reads one key of a page that is in use
     if padded.soft_embedding_shape[0]:

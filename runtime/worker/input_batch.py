@@ -28,12 +28,12 @@ from runtime.algorithms.logits_ops import DRAW, RENOISE, uniforms
 from runtime.kernels.forward_batch import MAX_TILE_ROWS
 from runtime.kernels.segments import (
     COUNT,
-    FIRST_ROW,
+    FIELDS,
     FIRST_TOKEN,
     NO_LIMIT,
     SLOT,
     START,
-    number_rows,
+    first_rows,
     visible_end_of,
 )
 from runtime.scheduling.kv_cache_manager import PageTable
@@ -52,11 +52,11 @@ from runtime.scheduling.step_plan import (
     GrammarBlock,
     Ints,
     Ints32,
+    PageWrites,
     SamplingInputs,
     SelfConditioningRows,
     SoftEmbeddingRows,
     StepPlan,
-    make_segments,
 )
 from runtime.scheduling.strategy import NextForward, Strategy
 from runtime.worker.host_buffers import Arrays
@@ -64,7 +64,7 @@ from runtime.worker.logits_processors import logits_processor_arrays, make_logit
 from runtime.worker.next_step import NextStep
 from runtime.worker.request_states import RequestStates
 
-SegmentColumns = tuple[int, ...]  # those of ``kernels.segments.Segment``
+NO_FORWARD = NextForward(0, 1, 0)
 
 
 @dataclass(frozen=True)
@@ -132,49 +132,49 @@ class SampleDescriptor:
         object.__setattr__(self, "num_random", sum([group.num_random for group in self.groups]))
 
 
-def forward_inputs(
-    plan: StepPlan, states: RequestStates, *, page_size: int, self_conditioned: bool, block_size: int
-) -> tuple[ForwardDescriptor, Arrays]:
-    """Returns the descriptor and the input arrays of a forward.
-
-    Args:
-        states: where the tokens and pages of requests are stored.
-        self_conditioned: the model uses self-conditioning.
-    """
+def forward_inputs(plan: StepPlan, *, page_size: int, block_size: int) -> tuple[ForwardDescriptor, Arrays]:
+    """Returns the descriptor and the input arrays of a forward that runs eagerly."""
     segments = plan.segments.copy()
-    tile_rows = min(int(segments[:, COUNT].max()), MAX_TILE_ROWS)
-    tiles = number_rows(segments, tile_rows)
-    slot, start, count = segments[:, [SLOT, START, COUNT]].T.astype(np.int64)
-    last = start + count - 1
-    arrays: Arrays = {"segments": segments}
-    if plan.tokens is None:
-        segments[:, FIRST_TOKEN] = states.entries(slot, start)
-    else:
+    shape = forward_descriptor(plan)
+    last = segments[:, START].astype(np.int64) + segments[:, COUNT] - 1
+    arrays = forward_arrays(plan, block_size)
+    arrays["segments"] = segments
+    if plan.tokens is not None:
         arrays["tokens"] = plan.tokens.astype(np.int32)
-        segments[:, FIRST_TOKEN] = segments[:, FIRST_ROW]
-    pages = -(-int(visible_end_of(segments, last).max()) // page_size)
+        segments[:, FIRST_TOKEN] = first_rows(segments)
     if plan.page_table is not None:
         arrays["page_table"] = plan.page_table
-    soft_embedding_shape, num_self_conditioned = (0, 0), 0
-    if plan.soft_embeddings is not None:
-        soft_embedding_shape = plan.soft_embeddings.ids.shape
-        arrays |= {f"soft_embedding_{name}": array for name, array in vars(plan.soft_embeddings).items()}
-    if self_conditioned and plan.self_conditioning is not None:
-        num_self_conditioned = len(plan.self_conditioning.rows)
-        arrays["self_conditioning_rows"] = plan.self_conditioning.rows[:, None] + np.arange(block_size)
-        arrays["self_conditioning_slots"] = plan.self_conditioning.req_slot
-    shape = ForwardDescriptor(
-        rows=plan.num_rows,
-        tiles=tiles,
-        segments=len(segments),
-        pages=pages,
+    pages = -(-int(visible_end_of(segments, last).max()) // page_size)
+    return replace(shape, pages=pages, reach=int(last.max()) + 1), arrays
+
+
+def forward_descriptor(plan: StepPlan) -> ForwardDescriptor:
+    """Returns the descriptor of a forward without `pages` and `reach`, which no captured forward needs."""
+    counts = plan.segments[:, COUNT].tolist()
+    tile_rows = min(max(counts), MAX_TILE_ROWS)
+    soft, conditioned = plan.soft_embeddings, plan.self_conditioning
+    return ForwardDescriptor(
+        rows=sum(counts),
+        tiles=sum([-(-count // tile_rows) for count in counts]),
+        segments=len(counts),
+        pages=0,
         tile_rows=tile_rows,
-        reach=int(last.max()) + 1,
-        soft_embedding_shape=soft_embedding_shape,
-        num_self_conditioned=num_self_conditioned,
+        reach=0,
+        soft_embedding_shape=(0, 0) if soft is None else soft.ids.shape,
+        num_self_conditioned=0 if conditioned is None else len(conditioned.rows),
         active_lora_modules=plan.active_lora_modules,
     )
-    return shape, arrays
+
+
+def forward_arrays(plan: StepPlan, block_size: int) -> Arrays:
+    """Returns the input arrays of a forward that any padding keeps."""
+    arrays: Arrays = {"segments": plan.segments}
+    if plan.soft_embeddings is not None:
+        arrays |= {f"soft_embedding_{name}": array for name, array in vars(plan.soft_embeddings).items()}
+    if plan.self_conditioning is not None:
+        arrays["self_conditioning_rows"] = plan.self_conditioning.rows[:, None] + np.arange(block_size)
+        arrays["self_conditioning_slots"] = plan.self_conditioning.req_slot
+    return arrays
 
 
 def sample_inputs(blocks: DenoiseBlocks, states: RequestStates) -> tuple[SampleDescriptor, Arrays]:
@@ -280,6 +280,7 @@ class InputBuilder:
         self.lora_manager = lora_manager or LoRAManager()
         self.strategy = strategy
         self._offsets: list[int] = []  # per scheduled request: row = position + offset
+        self._last_segments: Ints32 = np.empty((0, FIELDS), np.int32)
 
     def plan(self, batch: list[ScheduledRequest], launched: Ints32 | None = None) -> StepPlan:
         """Returns the plan of a step without its blocks.
@@ -288,18 +289,14 @@ class InputBuilder:
             launched: segments of a forward that was launched for the step. If they are right, the plan has them, even
                 if some requests have ended meanwhile.
         """
-        segments = make_segments(
-            [
-                self._segment(each.request, NextForward(each.start, each.end, each.request.num_final_tokens))
-                for each in batch
-            ]
+        segments = self._segments(
+            (each.request, NextForward(each.start, each.end, each.request.num_final_tokens)) for each in batch
         )
-        rows = segments
-        if launched is not None and len(launched) >= len(segments):
-            found = launched[np.isin(launched[:, SLOT], segments[:, SLOT])]
-            if np.array_equal(found[:, :FIRST_ROW], segments[:, :FIRST_ROW]):
-                segments, rows = launched, found
-        self._offsets = (rows[:, FIRST_ROW] - rows[:, START]).tolist()
+        if launched is not None and np.array_equal(launched[np.isin(launched[:, SLOT], segments[:, SLOT])], segments):
+            segments = launched
+        self._last_segments = segments
+        of_batch = np.isin(segments[:, SLOT], [each.request.req_slot for each in batch])
+        self._offsets = (first_rows(segments) - segments[:, START])[of_batch].tolist()
         writes = [write for scheduled in batch for write in scheduled.request.take_writes()]
         earlier = any(scheduled.recompute is not None for scheduled in batch)  # ids of an earlier step
         return StepPlan(
@@ -309,8 +306,12 @@ class InputBuilder:
             soft_embeddings=soft_embedding_rows(batch, self._offsets),
             self_conditioning=self_conditioning_rows(batch, self._offsets),
             writes=tuple(writes),
-            page_writes=self.table.take_writes(segments[:, SLOT].tolist()),
+            page_writes=self.take_page_writes(batch),
         )
+
+    def take_page_writes(self, batch: list[ScheduledRequest]) -> PageWrites | None:
+        """Returns the pages of the requests that the runner does not have yet."""
+        return self.table.take_writes(scheduled.request.req_slot for scheduled in batch)
 
     def prepare(self, successors: list[RequestSuccessors], max_rows: int) -> NextStep:
         """Returns the outcomes of a step from those of its requests.
@@ -318,60 +319,48 @@ class InputBuilder:
         Args:
             max_rows: maximum number of rows of the next step.
         """
-        both = [self._outcomes(each) for each in successors]
         requests = [each.request for each in successors]
         uniform_noise = self.strategy.uniform_noise
-        stopping = [each for each in successors if each.request.spec.stop_ids]
+        known = [(each.outcomes.if_continuing, each.outcomes.if_final) for each in successors]
+        is_known = [(one is not None, other is not None) for one, other in known]
+        if_continuing, if_final = (  # the segment of an unknown outcome is not used
+            self._segments((request, pair[n] or NO_FORWARD) for request, pair in zip(requests, known, strict=True))
+            for n in range(2)
+        )
+        if np.array_equal(if_continuing, self._last_segments):
+            if_continuing = self._last_segments  # the runner sees that it is the same without a comparison
+        stopping = [n for n, request in enumerate(requests) if request.spec.stop_ids]
+        modules = self._active_lora_modules(requests)
+        continues = None
+        if all(one for one, _ in is_known) and if_continuing[:, COUNT].sum() <= max_rows:
+            conditioning = _next_conditioning(successors, if_continuing)
+            continues = StepPlan(if_continuing, active_lora_modules=modules, self_conditioning=conditioning)
         return NextStep(
             requests=requests,
-            logits_start=np.array([each.block.logits_start for each in successors]),
-            index=np.array([each.number for each in successors]),
-            end_offset=np.array([each.request.end - each.block.start for each in successors]),
-            if_continuing=make_segments([one for one, _ in both]),
-            if_final=make_segments([other for _, other in both]),
-            is_known=np.array([[outcome is not None for outcome in each.outcomes] for each in successors]).T,
-            finishes=np.array([request.editing or uniform_noise for request in requests]),
-            ends_at_eos=np.array([not (request.spec.ignore_eos or uniform_noise) for request in requests]),
-            stop_ids=np.array([token for each in stopping for token in each.request.spec.stop_ids], dtype=np.int64),
-            stopping=np.array([each.number for each in stopping], dtype=np.int64),
+            if_all_continue=continues,
+            if_continuing=if_continuing,
+            if_final=if_final,
+            is_known=is_known,
+            ends_without_masks=[not (request.editing or uniform_noise) for request in requests],
+            ends_at_eos=[not (request.spec.ignore_eos or uniform_noise) for request in requests],
+            end_offset=[each.request.end - each.block.start for each in successors],
+            stop_ids=np.array([token for n in stopping for token in requests[n].spec.stop_ids], dtype=np.int64),
+            stopping=stopping,
+            active_lora_modules=modules,
             max_rows=max_rows,
         )
 
-    def plan_next(self, step: NextStep, segments: Ints32) -> StepPlan:
-        """Returns the plan of the next forward.
-
-        Args:
-            segments: the result of ``NextStep.choose``.
-        """
-        offsets = segments[:, FIRST_ROW] - segments[:, START]
-        conditioned = [n for n, each in enumerate(step.requests) if each.required_stats & LogitStat.SELF_CONDITIONING]
-        self_conditioning = None
-        if conditioned:
-            rows = step.logits_start + offsets
-            slots = segments[conditioned, SLOT].astype(np.int64)
-            self_conditioning = SelfConditioningRows(rows[conditioned], slots)
-        return StepPlan(
-            segments=segments,
-            active_lora_modules=self._active_lora_modules(step.requests),
-            self_conditioning=self_conditioning,
-            page_writes=self.table.take_writes(segments[:, SLOT].tolist()),
-        )
-
-    def _outcomes(self, successors: RequestSuccessors) -> tuple[SegmentColumns, SegmentColumns]:
-        """Returns the segments if the block continues and if it is final. An unknown one equals the other."""
-        one, other = successors.outcomes
-        known = one or other
-        assert known is not None
-        return self._segment(successors.request, one or known), self._segment(successors.request, other or known)
-
-    def _segment(self, request: Request, forward: NextForward) -> SegmentColumns:
-        """Returns the columns of a ``kernels.segments.Segment``."""
-        start, end, final = forward
-        window_end = final if self.strategy.shared_window else NO_LIMIT
-        keys = self.strategy.visible_keys(request, final)
-        return (
-            request.req_slot, start, end - start, *keys, NO_LIMIT, window_end, final, request.lora_slot, 0, 0, 0,
-        )  # fmt: skip
+    def _segments(self, forwards: Iterable[tuple[Request, NextForward]]) -> Ints32:
+        """Returns the segments of requests, int32 [n, columns], as in ``kernels.segments.Segment``."""
+        found = []
+        shared_window, visible_keys = self.strategy.shared_window, self.strategy.visible_keys
+        for request, (start, end, final) in forwards:
+            window_end = final if shared_window else NO_LIMIT
+            keys = visible_keys(request, final)
+            found.append(
+                (request.req_slot, start, end - start, *keys, NO_LIMIT, window_end, final, request.lora_slot, -1)
+            )
+        return np.array(found, dtype=np.int32)
 
     def _active_lora_modules(self, requests: Iterable[Request]) -> int:
         return self.lora_manager.affected_modules({request.adapter for request in requests})
@@ -384,6 +373,16 @@ class InputBuilder:
         """Returns the blocks of the last plan with `per_request`."""
         parts = [_plan_blocks([one], [offset]) for one, offset in zip(batch, self._offsets, strict=True)]
         return replace(blocks, per_request=tuple(part for part in parts if part is not None))
+
+
+def _next_conditioning(successors: list[RequestSuccessors], segments: Ints32) -> SelfConditioningRows | None:
+    """Returns the blocks with self-conditioning in the next step, if all blocks of this one continue."""
+    conditioned = [n for n, each in enumerate(successors) if each.request.required_stats & LogitStat.SELF_CONDITIONING]
+    if not conditioned:
+        return None
+    starts = np.array([successors[n].block.logits_start for n in conditioned])
+    own = segments[conditioned].astype(np.int64)
+    return SelfConditioningRows(starts + first_rows(segments)[conditioned] - own[:, START], own[:, SLOT])
 
 
 def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBlocks | None:

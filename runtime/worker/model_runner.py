@@ -28,6 +28,7 @@ from runtime.scheduling.step_plan import (
     NUM_STEPS,
     BlockResults,
     DenoiseBlocks,
+    PageWrites,
     SampledBlocks,
     SelfConditioningRows,
     StepPlan,
@@ -92,6 +93,10 @@ class Runner(Protocol):
         """Waits for the sampled blocks, and returns them; None if there are none, or several parts of them."""
         ...
 
+    def write_pages(self, writes: PageWrites | None) -> None:
+        """Stores pages that the host has allocated, once the launched step has run."""
+        ...
+
     def launch_next(self, plan: StepPlan) -> None:
         """Launches the forward of the next step, after `wait`. It reads the tokens that this step has sampled."""
         ...
@@ -139,7 +144,7 @@ class LaunchedForward(NamedTuple):
         own = self.plan
         if not (plan.reads_tables and own.reads_tables):
             return False
-        if plan.segments is not own.segments and not np.array_equal(plan.segments, own.segments):
+        if plan.segments is not own.segments and plan.segments.tobytes() != own.segments.tobytes():
             return False
         return same_conditioning(plan.self_conditioning, own.self_conditioning)
 
@@ -196,8 +201,10 @@ class ModelRunner:
             launched = self._forward(plan)
         _, self.hidden_states, self._eager_reason = launched
 
+    def write_pages(self, writes: PageWrites | None) -> None:
+        self.states.write_pages(writes, self.h2d)
+
     def launch_next(self, plan: StepPlan) -> None:
-        self._write(plan)
         self._next = self._forward(plan)
 
     def has_launched(self, plan: StepPlan) -> bool:
@@ -281,18 +288,11 @@ class ModelRunner:
         )
 
     def _write(self, plan: StepPlan) -> None:
-        self.states.write_pages(plan.page_writes, self.h2d)
+        self.write_pages(plan.page_writes)
         self.states.write(plan.writes, self.h2d)
 
-    def _forward_arrays(self, plan: StepPlan) -> tuple[ForwardDescriptor, Arrays]:
-        self_conditioned = self.model_step.self_conditioning_state is not None
-        return forward_inputs(
-            plan, self.states, page_size=self.pool.page_size, self_conditioned=self_conditioned,
-            block_size=self.block_size,
-        )  # fmt: skip
-
     def _forward_inputs(self, plan: StepPlan) -> tuple[ForwardDescriptor, Tensors]:
-        descriptor, arrays = self._forward_arrays(plan)
+        descriptor, arrays = forward_inputs(plan, page_size=self.pool.page_size, block_size=self.block_size)
         return descriptor, self.h2d.to_device(arrays)
 
     def _sample_eagerly(self, blocks: DenoiseBlocks | None) -> None:
@@ -355,6 +355,7 @@ class ModelStep:
         tokens, pages = inputs.get("tokens"), inputs.get("page_table")
         tables = RowTables(
             self.states.tokens if tokens is None else tokens,
+            self.states.max_len,
             self.states.pages[:, : descriptor.pages] if pages is None else pages,
             self.pool.page_size,
         )

@@ -1,4 +1,7 @@
-"""Chooses the forward of the next step from the counters of this one, before its results are processed on the host."""
+"""Chooses the forward of the next step from the counters of this one, before its results are processed on the host.
+
+The device is idle meanwhile, so all that does not depend on the counters is computed before.
+"""
 
 from __future__ import annotations
 
@@ -6,58 +9,67 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.kernels.forward_batch import MAX_TILE_ROWS
-from runtime.kernels.segments import COUNT, number_rows
+from runtime.kernels.segments import COUNT
 from runtime.scheduling.request import Request
-from runtime.scheduling.step_plan import COUNTERS, UNMASKED, Bools, Ints, Ints32, SampledBlocks
+from runtime.scheduling.step_plan import COUNTERS, UNMASKED, Ints, Ints32, SampledBlocks, StepPlan
 
-READ = [COUNTERS.index(name) for name in ("masks", "first_masked", "first_eos", "finished")]
+MASKS, FIRST_MASKED, FIRST_EOS, FINISHED = map(COUNTERS.index, ("masks", "first_masked", "first_eos", "finished"))
 
 
 @dataclass(frozen=True)
 class NextStep:
-    """Both outcomes of each request of a step, which are known while the device still runs it.
+    """Both outcomes of each request of a step.
+
+    Lists have one entry per request.
 
     Attributes:
-        requests: those of the next step.
-        logits_start: [n], ``Block.logits_start`` of the sampled block of each request.
-        index: [n], index of this block among those of the step.
-        end_offset: [n], offset of the end of the output in this block.
+        requests: those of the next step. Each has one sampled block in this one.
+        if_all_continue: the plan of the next forward if all of these blocks continue. None: it is not known.
         if_continuing, if_final: int32 [n, columns], segment of each request if its block continues or is final.
-        is_known: [2, n], whether the first and the second are known.
-        finishes: [n], a block without masks may continue; its algorithm says when it ends.
-        ends_at_eos: [n], an end-of-sequence id may end the output.
-        stop_ids: token ids that end the output of the requests whose blocks are `stopping` [m].
+        is_known: whether the first and the second are known.
+        ends_without_masks: a block without masks is final. Otherwise its algorithm says when it is.
+        ends_at_eos: an end-of-sequence id may end the output.
+        end_offset: offset of the end of the output in the block.
+        stop_ids: token ids that end the output of the requests `stopping`.
+        active_lora_modules: see `StepPlan`.
         max_rows: maximum number of rows of a step.
     """
 
     requests: list[Request]
-    logits_start: Ints
-    index: Ints
-    end_offset: Ints
+    if_all_continue: StepPlan | None
     if_continuing: Ints32
     if_final: Ints32
-    is_known: Bools
-    finishes: Bools
-    ends_at_eos: Bools
+    is_known: list[tuple[bool, bool]]
+    ends_without_masks: list[bool]
+    ends_at_eos: list[bool]
+    end_offset: list[int]
     stop_ids: Ints
-    stopping: Ints
+    stopping: list[int]
+    active_lora_modules: int
     max_rows: int
 
-    def choose(self, sampled: SampledBlocks) -> Ints32 | None:
-        """Returns the segments of the next forward; None if it depends on more than the counters."""
-        masks, first_masked, first_eos, finished = sampled.numbers[READ][:, self.index]
-        if ((self.ends_at_eos & (first_eos < first_masked)) | (first_masked >= self.end_offset)).any():
-            return None
-        if len(self.stopping):
-            stopped = np.isin(sampled.tokens[self.stopping], self.stop_ids)
-            if (stopped & (sampled.state[self.stopping] == UNMASKED)).any():
+    def choose(self, sampled: SampledBlocks) -> StepPlan | None:
+        """Returns the plan of the next forward; None if it depends on more than the counters."""
+        numbers = (sampled.numbers[row].tolist() for row in (MASKS, FIRST_MASKED, FIRST_EOS, FINISHED))
+        blocks = zip(*numbers, self.ends_without_masks, self.ends_at_eos, self.end_offset, strict=True)
+        final = []  # lists are faster than arrays of so few numbers
+        for masks, first_masked, first_eos, finished, ends_without_masks, ends_at_eos, end_offset in blocks:
+            if (ends_at_eos and first_eos < first_masked) or first_masked >= end_offset:
                 return None
-        final = (finished > 0) | ((masks == 0) & ~self.finishes)
-        if not np.where(final, self.is_known[1], self.is_known[0]).all():
+            final.append(finished > 0 or (ends_without_masks and not masks))
+        if self.stopping and self._is_stopped(sampled):
             return None
-        segments = np.where(final[:, None], self.if_final, self.if_continuing)
-        if segments[:, COUNT].sum() > self.max_rows:
+        if True not in final:
+            return self.if_all_continue
+        if not all(known[is_final] for known, is_final in zip(self.is_known, final, strict=True)):
             return None
-        number_rows(segments, MAX_TILE_ROWS)
-        return segments
+        segments = self.if_final
+        if not all(final):
+            segments = np.where(np.array(final)[:, None], self.if_final, self.if_continuing)
+        if sum(segments[:, COUNT].tolist()) > self.max_rows:
+            return None
+        return StepPlan(segments, active_lora_modules=self.active_lora_modules)
+
+    def _is_stopped(self, sampled: SampledBlocks) -> bool:
+        stopped = np.isin(sampled.tokens[self.stopping], self.stop_ids)
+        return bool((stopped & (sampled.state[self.stopping] == UNMASKED)).any())

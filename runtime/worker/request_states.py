@@ -8,14 +8,13 @@ noise of new canvases, and tokens of grammars.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from runtime.kernels.segments import FIRST_TOKEN, SLOT
-from runtime.scheduling.step_plan import FIXED, REMASKED, STATE_BITS, Ints, PageWrites, StateWrite, StepPlan
+from runtime.kernels.segments import FIRST_TOKEN, SLOT, first_rows
+from runtime.scheduling.step_plan import FIXED, REMASKED, STATE_BITS, Ints, Ints32, PageWrites, StateWrite, StepPlan
 from runtime.worker.host_buffers import Arrays, PinnedBuffer
 
 
@@ -95,16 +94,16 @@ class RequestStates:
         found = buffer.to_device(arrays)
         self.tokens[found["entry"]], self.states[found["entry"]] = found["tokens"], found["states"]
 
-    def stage(self, plan: StepPlan, segments: npt.NDArray[Any], buffer: PinnedBuffer) -> npt.NDArray[Any]:
+    def stage(self, plan: StepPlan, buffer: PinnedBuffer) -> Ints32:
         """Stores the tokens and page tables of a plan that has them. Returns its segments, which read them there.
 
         The next call overwrites them.
         """
-        segments = segments.copy()
+        segments = plan.segments.copy()
         if plan.tokens is not None:
             end = self.first_staged + len(plan.tokens)
             self.tokens[self.first_staged : end] = buffer.to_device({"tokens": plan.tokens})["tokens"]
-            segments[:, FIRST_TOKEN] += self.first_staged
+            segments[:, FIRST_TOKEN] = self.first_staged + first_rows(segments)
         if plan.page_table is not None:
             rows, width = plan.page_table.shape
             staged = buffer.to_device({"pages": plan.page_table})["pages"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runtime.scheduling.step_plan import BlockResults
+from runtime.scheduling.step_plan import NUM_STEPS, BlockResults
 from runtime.worker.model_runner import ModelRunner
 from tests.engine.harness import Ask, Run, Setup
 from tests.engine.samples import ORDERS, SPLIT
@@ -111,7 +111,7 @@ def test_only_blocks_of_an_algorithm_with_a_history_have_one(p: Params) -> None:
             assert all((i in results.history) == remembers for i in group.members.tolist())
             if p is CREDIT and group.history is not None:
                 assert not group.history[:, :, -1].any(), "the history has no capacity for the records of this step"
-                assert group.history.shape[2] <= runner.blocks.num_advance_steps[group.members].max() + 1
+                assert group.history.shape[2] <= runner.blocks.numbers[group.members, NUM_STEPS].max() + 1
         records.extend(history.shape[1] for history in results.history.values())
         return results
 

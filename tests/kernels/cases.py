@@ -57,7 +57,6 @@ from runtime.kernels.segments import (
     Segment,
     expand_segments,
     expand_segments_reference,
-    number_rows,
 )
 from runtime.kernels.unmask import BlockInputs, SampledRows, threshold_unmask, threshold_unmask_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
@@ -456,23 +455,23 @@ def some_segments(counts: list[int], rows: int, tile_rows: int) -> tuple[torch.T
 
     made = [
         Segment(n, drawn(0, 60), count, drawn(0, 60), drawn(1, 40), drawn(0, 90), drawn(60, 400), drawn(0, 90),
-                drawn(0, 90), drawn(-1, 3), first_token=drawn(1, 90))
+                drawn(0, 90), drawn(-1, 3), first_token=drawn(1, 90) if n % 2 else -1)
         for n, count in enumerate(counts)
     ]  # fmt: skip
     padding = rows - sum(counts)
     if padding:
         made += [Segment(0, PADDING, padding, 0, 0, 0), Segment(0, 0, 0, 0, 0, 0)]
     segments = np.array(made, dtype=np.int32)
-    tiles = number_rows(segments, tile_rows) + 3 * bool(padding)
-    tokens = torch.randint(0, 500, (90 + max(counts),), generator=generator, dtype=torch.int32)
+    tiles = sum(-(-one.count // tile_rows) for one in made) + 3 * bool(padding)
+    tokens = torch.randint(0, 500, (90 + 200 * len(counts) + max(counts),), generator=generator, dtype=torch.int32)
     pages = torch.randint(0, 50, (len(counts), 60), generator=generator, dtype=torch.int32)
-    return torch.from_numpy(segments), RowTables(tokens, pages[:, :57], 16), tiles
+    return torch.from_numpy(segments), RowTables(tokens, 200, pages[:, :57], 16), tiles
 
 
 def check_segments(counts: list[int], rows: int, tile_rows: int, device: str) -> None:
     """Compares `expand_segments` with its reference."""
     segments, tables, tiles = some_segments(counts, rows, tile_rows)
-    there = RowTables(tables.tokens.to(device), tables.pages.to(device), tables.page_size)
+    there = tables._replace(tokens=tables.tokens.to(device), pages=tables.pages.to(device))
     found = expand_segments(segments.to(device), there, rows, tiles, tile_rows)
     expected = expand_segments_reference(segments, tables, rows, tiles, tile_rows)
     for name, own, right in zip(found._fields, found, expected, strict=True):

@@ -462,7 +462,8 @@ def test_head(rows, dtype, batch_invariant):
 
 def test_expand_segments():
     types = typed(
-        pi64="tokens_ptr positions_ptr slots_ptr window_pos_ptr", pi1="is_editable_ptr", i32="tiles pages_stride",
+        pi64="tokens_ptr positions_ptr slots_ptr window_pos_ptr", i32="tiles pages_stride max_len",
+        pi1="is_editable_ptr",
         pi32="segments_ptr token_table_ptr pages_ptr visible_end_ptr lora_slots_ptr tiles_ptr",
     )  # fmt: skip
     constants = {"PAGE_SIZE": 32, "TILE_ROWS": 256, "FIELDS": segments.FIELDS, "ROWS": segments.ROWS}

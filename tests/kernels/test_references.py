@@ -9,7 +9,6 @@ from runtime.kernels.activation import select_gate_up_tile
 from runtime.kernels.layernorm import gemm_add_norm_reference
 from runtime.kernels.segments import (
     COUNT,
-    FIRST_ROW,
     PADDING,
     START,
     Segment,
@@ -110,13 +109,13 @@ def test_rows_of_segments(counts, rows):
                 block_end += one.block_size
             slot = int(tables.pages[one.slot, at // 16]) * 16 + at % 16
             end = min(at + 1 if at < one.causal_end else block_end, one.visible_limit)
-            token, window = int(tables.tokens[one.first_token + offset]), min(at, one.window_end)
+            first = 1 + one.slot * tables.max_len + one.start if one.first_token < 0 else one.first_token
+            token, window = int(tables.tokens[first + offset]), min(at, one.window_end)
             expected.append((token, at, slot, end, window, at >= one.editable_start, one.lora_slot))
         for first in range(0, one.count, 16):
-            expected_tiles.append([one.slot, one.first_row + first, min(16, one.count - first)])
+            expected_tiles.append([one.slot, len(expected) - one.count + first, min(16, one.count - first)])
     assert list(zip(*(array.tolist() for array in found[:-1]), strict=True)) == expected
     assert found.query_tiles.tolist() == expected_tiles + [[0, 0, 0]] * (tiles - len(expected_tiles))
     at = segments[: len(counts), START] + segments[: len(counts), COUNT] - 1
     last = visible_end_of(segments[: len(counts)].numpy(), at.numpy())
-    rows_of_last = (segments[: len(counts), FIRST_ROW] + segments[: len(counts), COUNT] - 1).long()
-    assert last.tolist() == found.visible_end[rows_of_last].tolist()
+    assert last.tolist() == found.visible_end[torch.tensor(counts).cumsum(0) - 1].tolist()

@@ -12,7 +12,6 @@ from runtime.scheduling.step_plan import (
     PageWrites,
     StateWrite,
     StepPlan,
-    make_segments,
 )
 from runtime.worker.host_buffers import PinnedBuffer
 from runtime.worker.request_states import BlockContent, RequestStates
@@ -72,10 +71,10 @@ def test_staged_tokens_are_no_tokens_of_a_request() -> None:
     states.write_pages(PageWrites(*np.array([[2, 0], [1, 0], [7, 9]], np.int32)), BUFFER)
     before = states.tokens[: states.first_staged].clone(), states.pages[:3].clone()
     assert before[1].tolist() == [[9, 0], [0, 0], [0, 7]]
-    segments = make_segments([Segment(n, 5, n + 1, 0, 4, 0, first_token=n) for n in range(2)])
-    plan = StepPlan(segments, np.array([40, 41, 42]), np.array([[3], [4]], np.int32))
-    segments = states.stage(plan, segments, BUFFER)
+    segments = np.array([Segment(n, 5, n + 1, 0, 4, 0) for n in range(2)], np.int32)
+    segments = states.stage(StepPlan(segments, np.array([40, 41, 42]), np.array([[3], [4]], np.int32)), BUFFER)
     assert states.tokens[segments[0, FIRST_TOKEN] :].tolist() == [40, 41, 42, 0]
+    assert states.tokens[segments[1, FIRST_TOKEN] :].tolist() == [41, 42, 0]
     assert states.pages[segments[:, SLOT], 0].tolist() == [3, 4]
     assert torch.equal(states.tokens[: states.first_staged], before[0])
     assert torch.equal(states.pages[:3], before[1])

@@ -21,7 +21,7 @@ from runtime.engine.engine import Engine
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
-from runtime.scheduling.step_plan import MASKED, NO_RESULTS, UNMASKED, BlockResults, DenoiseBlocks, StepPlan
+from runtime.scheduling.step_plan import MASKED, NO_RESULTS, UNMASKED, BlockResults, DenoiseBlocks, PageWrites, StepPlan
 from runtime.scheduling.strategy import DecodingContext
 from runtime.strategies.registry import make_strategy
 from runtime.worker.model_runner import RunnerStats
@@ -54,6 +54,9 @@ class FillingRunner:
         self.seconds += time.perf_counter() - started
 
     def wait(self) -> None:
+        pass
+
+    def write_pages(self, writes: PageWrites | None) -> None:
         pass
 
     def launch_next(self, plan: StepPlan) -> None:
