@@ -381,7 +381,7 @@ class CudaGraphRunner(ModelRunner):
         descriptor = next(iter(self._pending), None)
         if descriptor is None:
             return 0
-        self._last_forward = self._last_graph = None  # the capture uses the same input buffers
+        self._last_forward = self._last_graph = self._next = None  # the capture uses the same buffers
         before = used_outside_allocator(self.device)
         self.capture_graph(descriptor)
         self._pending.pop(descriptor, None)

@@ -11,7 +11,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime import LLM, SamplingParams
+from runtime.config import EngineConfig
+from runtime.engine.setup import load_engine
+from runtime.llm import forward_logits
 from runtime.request.eager_reason import EagerReason
+from runtime.request.engine_messages import RequestSpec
 from runtime.worker import memory
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly
 from runtime.worker.graph_padding import sample_output_nbytes
@@ -130,3 +134,30 @@ def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(ModelStep, "sample", watched)
     yield
+
+
+def answers_between(*, captures: bool, **flags: Any) -> dict[str, list[int]]:
+    """Returns answers by request id. `captures`: graphs are captured and logits computed between their steps."""
+    settings = {"model": str(GOLDEN / "llada2_tiny"), "skip_tokenizer": True, **SMALL, "max_num_reqs": 64}
+    engine = load_engine(EngineConfig.from_flags(**settings | {"max_num_batched_tokens": 2048} | flags))
+    stats = engine.runner.stats
+    pending, graph_bytes = stats.graphs_pending, stats.graph_bytes
+    assert pending > 0
+    tokens: dict[str, list[int]] = {}
+    for n, prompt in enumerate(PROMPTS):
+        engine.add(
+            RequestSpec(id=str(n), prompt=prompt, max_tokens=40, ignore_eos=True, decoding=engine.info.defaults())
+        )
+    while engine.has_work():
+        for output in engine.step():
+            tokens.setdefault(output.id, []).extend(output.new_tokens)
+        if captures:
+            engine.capture_next()
+            forward_logits(engine, PROMPTS[0])
+    assert (stats.graphs_pending < pending) is captures
+    while engine.capture_next():
+        pass
+    assert stats.graphs_pending == 0
+    assert stats.graph_bytes >= graph_bytes
+    engine.close()
+    return tokens

@@ -40,7 +40,7 @@ from tests.golden import GOLDEN
 from tests.matrix import marked
 from tests.request.test_sampling_params import info
 from tests.tiles import make_query_tiles
-from tests.worker.replays import SMALL, Served, check, pretending, served
+from tests.worker.replays import SMALL, Served, answers_between, check, pretending, served
 
 # `make test-rest` runs the others.
 QUICK = ("sdar_moe-sdar_moe-multi_bd-4-1",)
@@ -261,6 +261,13 @@ def test_graphs_of_few_requests_are_captured_at_start_and_others_while_idle(monk
         assert set(forwards) <= set(runner._graphs)
         assert not engine.capture_next()
         engine.close()
+
+
+def test_graphs_captured_between_steps_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They overwrite the results of a forward that was launched early."""
+    cpu = {"device": "cpu", "dtype": "float64"}
+    with pretending(monkeypatch):
+        assert answers_between(captures=True, **cpu) == answers_between(captures=False, **cpu)
 
 
 def test_the_estimate_of_graph_memory_extrapolates_a_few_captures(monkeypatch: pytest.MonkeyPatch) -> None:

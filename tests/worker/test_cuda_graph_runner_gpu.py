@@ -2,11 +2,7 @@
 
 import pytest
 
-from runtime.config import EngineConfig
-from runtime.engine.setup import load_engine
-from runtime.request.engine_messages import RequestSpec
-from tests.golden import GOLDEN
-from tests.worker.replays import PROMPTS, SMALL, Served, answers, check, served
+from tests.worker.replays import Served, answers, answers_between, check, served
 
 pytestmark = pytest.mark.gpu  # selected by this marker only, so that a missing device is a failure and no skip
 DEVICE = {"device": "cuda", "dtype": "float32"}
@@ -40,31 +36,4 @@ def test_graph_memory_and_device_time_are_reported():
 
 
 def test_graphs_captured_between_steps_change_no_answer():
-    expected = complete(captures=False)
-    assert complete(captures=True) == expected
-
-
-def complete(*, captures):
-    """Returns the answers of the requests. `captures`: graphs are captured between their steps."""
-    flags = {"model": str(GOLDEN / "llada2_tiny"), "skip_tokenizer": True, **DEVICE, **SMALL, "max_num_reqs": 64}
-    engine = load_engine(EngineConfig.from_flags(**flags | {"max_num_batched_tokens": 2048}))
-    stats = engine.runner.stats
-    pending, graph_bytes = stats.graphs_pending, stats.graph_bytes
-    assert pending > 0
-    tokens = {}
-    for n, prompt in enumerate(PROMPTS):
-        engine.add(
-            RequestSpec(id=str(n), prompt=prompt, max_tokens=40, ignore_eos=True, decoding=engine.info.defaults())
-        )
-    while engine.has_work():
-        for output in engine.step():
-            tokens.setdefault(output.id, []).extend(output.new_tokens)
-        if captures:
-            engine.capture_next()
-    assert (stats.graphs_pending < pending) is captures
-    while engine.capture_next():
-        pass
-    assert stats.graphs_pending == 0
-    assert stats.graph_bytes >= graph_bytes > 0
-    engine.close()
-    return tokens
+    assert answers_between(captures=True, **DEVICE) == answers_between(captures=False, **DEVICE)
