@@ -161,7 +161,7 @@ class OutputProcessor:
         for i, block in enumerate(blocks, first):
             if i in results.rewritten:
                 request.pending_writes.append((block.start, block.start + block.size))
-        if request.finish_reason is not None or (blocks and request.streams_updates):
+        if request.finish_reason is not None or (blocks and request.spec.stream_mode != "final"):
             self.updated_requests[request] = None
         if scheduled.is_denoise_step:
             self._stats.forwards_denoise += 1
@@ -193,7 +193,7 @@ def make_output(request: Request) -> EngineOutput:
     )
     if request.logprobs is not None:
         output.logprobs = _make_logprobs(request)
-    if request.stream_steps:
+    if request.spec.stream_mode == "denoise":
         output.start, output.tokens, output.masked = request.last_step_event
     request.num_sent_tokens = request.num_stable_tokens
     return output

@@ -73,14 +73,7 @@ def request_defaults(
 
     if mode != "edit" and all(rule.edits for rule in base.algorithms_for(key)):
         raise ConfigError(f"--decoding-strategy {key} needs --sampling-mode edit")
-    supported = [
-        rule for rule in supported_algorithms(family, key, edit_tokens) if rule.uniform_noise == strategy.uniform_noise
-    ]
-    if not supported:
-        raise ConfigError(
-            f"--decoding-strategy {key} of the {family.key} family supports no unmasking algorithm of this version; "
-            f"available: {', '.join(base.algorithm_keys())}"
-        )
+    supported = _fitting_algorithms(family, strategy, key, edit_tokens)
     fields = [*strategy.fields, *(field for rule in supported for field in rule.fields)]
     _check_used(config, f"{key} of the {family.key} family", fields)
     preferred = "edit" if mode == "edit" else "threshold"
@@ -104,6 +97,21 @@ def request_defaults(
         ],
         "default_algorithm": next((rule.key for rule in supported if rule.key == preferred), supported[0].key),
     }
+
+
+def _fitting_algorithms(
+    family: ModelFamily[Any], strategy: Strategy, key: str, edit_tokens: base.EditTokens | None
+) -> list[base.UnmaskingAlgorithm]:
+    """Returns the algorithms that a family supports with a strategy. Raises ConfigError if there are none."""
+    found = [
+        rule for rule in supported_algorithms(family, key, edit_tokens) if rule.uniform_noise == strategy.uniform_noise
+    ]
+    if not found:
+        raise ConfigError(
+            f"--decoding-strategy {key} of the {family.key} family supports no unmasking algorithm of this version; "
+            f"available: {', '.join(base.algorithm_keys())}"
+        )
+    return found
 
 
 def supported_algorithms(

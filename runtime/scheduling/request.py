@@ -85,7 +85,7 @@ class Block:
         self.initial_masks = masks
         self.num_editable = masks
         self.progress = 0.0 if masks else 1.0
-        self.same_token_ratio = 0.0 if masks and request.editing else 1.0
+        self.same_token_ratio = 0.0 if masks and request.algorithm.edits else 1.0
         self.first_masked = content.index(MASKED) if masks else size
         self.first_eos = size
         self.has_eos = False
@@ -138,14 +138,11 @@ class Request:
         num_sent_tokens: positions below it were returned to the client.
         hit_eos: an end-of-sequence id or a stop token, which is not part of the output, ended it.
         eos_generated: some block had `has_eos` at some step.
-        streams_updates: return an output after each step. stream_steps: with the content of the open blocks.
         finish_reason: why the output ended. None: it has not ended, or the request failed or was aborted.
         last_step_event: first position, token ids and masked offsets of the last denoise event.
         values: values of the decoding fields, by name.
-        exclusive_batch: run in batches without other requests.
         may_revise: UNMASKED positions may change, so they are sampled too, and only text of final blocks is stable.
         required_stats: mask of the statistics that the algorithm needs.
-        has_stop_tokens: some token ends the output.
         constraint: grammar matcher of structured output; it has accepted all UNMASKED tokens. With `tool_names`, those
             since the start marker of the call whose name is incomplete; None elsewhere.
         mask_id: token of MASKED positions.
@@ -163,61 +160,36 @@ class Request:
     """
 
     def __init__(
-        self,
-        spec: RequestSpec,
-        *,
-        size: int,
-        num_final_tokens: int,
-        mask_id: int,
-        arrival_index: int,
-        get_algorithm: Callable[[str], UnmaskingAlgorithm] = get_algorithm,
-        eos_ids: Sequence[int] = (),
-    ) -> None:
+        self, spec: RequestSpec, *, size: int, num_final_tokens: int, mask_id: int, arrival_index: int,
+        get_algorithm: Callable[[str], UnmaskingAlgorithm] = get_algorithm, eos_ids: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.spec = spec
         self.arrival_index = arrival_index
         self.status = Status.WAITING
         self.mask_id = mask_id
         self.prompt_len = len(spec.prompt)
         self.end = self.prompt_len + spec.max_tokens
-        self.tokens = np.empty(size, dtype=np.int64)
-        self.tokens[: self.prompt_len] = spec.prompt
-        self.tokens[self.prompt_len :] = mask_id
-        self.state = np.zeros(size, dtype=np.int8)
-        self.state[self.prompt_len :] = MASKED
-        for offset, token in spec.pinned_tokens.items():
-            self.tokens[self.prompt_len + offset] = token
-            self.state[self.prompt_len + offset] = FIXED
-
+        self.tokens, self.state = initial_content(spec, size, mask_id)
         self.num_computed_tokens = 0
-        self.num_final_tokens = num_final_tokens
-        self.prefill_len = num_final_tokens
+        self.num_final_tokens = self.prefill_len = self.next_start = num_final_tokens
         self.blocks: list[Block] = []
-        self.next_start = num_final_tokens
         self.reused_kv_spans: list[KVSpan] = []
         self.recompute_spans: list[KVSpan] = []
         self.nfe = 0
         self.blocks_opened = False
         self.last_served_step = -1
         self.last_scheduled: ScheduledRequest | None = None
-        self.num_stable_tokens = self.prompt_len
-        self.num_sent_tokens = self.prompt_len
-        self.hit_eos = False
-        self.eos_generated = False
-        self.streams_updates = spec.stream_mode != "final"
-        self.stream_steps = spec.stream_mode == "denoise"
+        self.num_stable_tokens = self.num_sent_tokens = self.prompt_len
+        self.hit_eos = self.eos_generated = False
         self.last_step_event: tuple[int, list[int], list[int]] = (0, [], [])
         self.finish_reason: FinishReason | None = None
         self.repetition_run = RepetitionRun(self.prompt_len)
         values: dict[str, Any] = spec.decoding.values
         self.values = values
         self.algorithm = get_algorithm(spec.decoding.algorithm)
-        self.editing = self.algorithm.edits
-        self.exclusive_batch = spec.decoding.force_single_batch
-        self.has_step_limits = spec.max_nfe is not None or spec.max_repetition_run is not None
         resolved = resolve_params(self.algorithm, tuple(values.items()))
         self.may_revise = resolved.may_revise
         self.required_stats = resolved.required_stats
-        self.has_stop_tokens = bool(spec.stop_ids) or not spec.ignore_eos
         self.logits_processors = (
             None if spec.logits_processors is None else LogitsProcessorState(spec, spec.logits_processors, eos_ids)
         )
@@ -325,6 +297,18 @@ class Request:
         self.page_groups = []
         self.num_allocated_tokens = 0
         self.num_cached_page_groups = 0
+
+
+def initial_content(spec: RequestSpec, size: int, mask_id: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
+    """Returns the tokens and states of a new request: its prompt, pinned tokens, and masks."""
+    prompt_len = len(spec.prompt)
+    tokens = np.full(size, mask_id, dtype=np.int64)
+    tokens[:prompt_len] = spec.prompt
+    state = np.full(size, MASKED, dtype=np.int8)
+    state[:prompt_len] = FIXED
+    for offset, token in spec.pinned_tokens.items():
+        tokens[prompt_len + offset], state[prompt_len + offset] = token, FIXED
+    return tokens, state
 
 
 class RepetitionRun:

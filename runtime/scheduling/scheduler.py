@@ -111,7 +111,7 @@ class Scheduler:
         for n, request in enumerate(order):
             if request.status is not running:
                 continue  # it was preempted in this loop
-            exclusive = request.exclusive_batch
+            exclusive = request.spec.decoding.force_single_batch
             if exclusive and batch:
                 self._deferred_exclusive = self._deferred_exclusive or request
                 budget_exhausted = True

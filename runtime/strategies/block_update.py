@@ -31,7 +31,7 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
     masks = block.masks = results.masks[i]
     num_unmasked = block.num_editable - masks
     block.progress = num_unmasked / block.num_editable
-    if request.editing:  # docs/research/decoding-rules.md#same-token-ratio
+    if request.algorithm.edits:  # docs/research/decoding-rules.md#same-token-ratio
         block.same_token_ratio = (num_unmasked - results.num_updated[i]) / num_unmasked if num_unmasked else 0.0
     block.steps += 1
     block.num_advance_steps += block.must_advance
@@ -45,7 +45,7 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
     if first_eos != block.first_eos:
         block.first_eos = first_eos
         found = first_eos < size and block.start + first_eos < request.end
-        block.has_eos = found and request.has_stop_tokens
+        block.has_eos = found and (bool(request.spec.stop_ids) or not request.spec.ignore_eos)
         request.eos_generated |= block.has_eos
 
 
@@ -54,7 +54,7 @@ def is_finished(request: Request, block: Block) -> bool:
 
     With remasking, an earlier call is not valid.
     """
-    return block.finished or not (block.masks or request.editing)
+    return block.finished or not (block.masks or request.algorithm.edits)
 
 
 def has_output_masks(request: Request, start: int, end: int) -> bool:
@@ -81,12 +81,13 @@ def update_progress(request: Request, *, event_start: int, finished_end: int) ->
         event_start: first position of the denoise event of this step.
         finished_end: end of the finished blocks. No step changes the tokens before it.
     """
-    if request.stream_steps:
+    if request.spec.stream_mode == "denoise":
         request.record_step_event(event_start)
     stable = min(finished_end, request.end) if request.may_revise else unmasked_prefix_len(request)
     if stable > request.num_stable_tokens:
         request.num_stable_tokens = stable
-    if request.has_step_limits or request.eos_generated or request.num_stable_tokens >= request.end:
+    limited = request.spec.max_nfe is not None or request.spec.max_repetition_run is not None
+    if limited or request.eos_generated or request.num_stable_tokens >= request.end:
         return _find_end(request)
     return None
 

@@ -7,6 +7,7 @@ kernels for all steps with the same descriptors.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -341,7 +342,7 @@ class InputBuilder:
             if_continuing=if_continuing,
             if_final=if_final,
             is_known=is_known,
-            ends_without_masks=[not (request.editing or uniform_noise) for request in requests],
+            ends_without_masks=[not (request.algorithm.edits or uniform_noise) for request in requests],
             ends_at_eos=[not (request.spec.ignore_eos or uniform_noise) for request in requests],
             end_offset=[each.request.end - each.block.start for each in successors],
             stop_ids=np.array([token for n in stopping for token in requests[n].spec.stop_ids], dtype=np.int64),
@@ -394,22 +395,17 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
     blocks: list[Block] = []
     owners: list[Request] = []
     numbers: list[int] = []  # flat, as an array of tuples takes three times as long
-    rules: set[UnmaskingAlgorithm] = set()
     wants = 0
-    unstable = led = shaped = False
+    led = shaped = False
     for scheduled, offset in zip(batch, offsets, strict=True):
-        if scheduled.span is None:
-            continue
         request = scheduled.request
-        rules.add(request.algorithm)
-        wants |= request.required_stats
-        unstable |= request.may_revise
-        led |= request.decodes_left_to_right
-        shaped |= request.logits_processors is not None
-        for block in scheduled.span.blocks:
+        for block in scheduled.blocks:
             blocks.append(block)
             owners.append(request)
             numbers += (block.logits_start + offset, request.req_slot, block.start, block.size, *numbers_of(block))
+            wants |= request.required_stats
+            led |= request.decodes_left_to_right
+            shaped |= request.logits_processors is not None
     if not blocks:
         return None
 
@@ -417,21 +413,11 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
     rows, req_slot, start, block_size, *_ = columns = np.array(numbers, dtype=np.int64).reshape(n, -1).T.copy()
     size = max([block.size for block in blocks])
     state = _pad_and_stack([block.state for block in blocks], size)
-    needed = state == MASKED
-    if unstable:
-        needed |= (state == UNMASKED) & np.array([request.may_revise for request in owners])[:, None]
-        for i, block in enumerate(blocks):
-            needed[i, : block.num_skipped] = False
+    sampled = _sampled_positions(owners, blocks, state)
     for i in (i for i, request in enumerate(owners) if led and request.decodes_left_to_right):
-        needed[i] = columns[4 + MUST_ADVANCE, i] = False  # the algorithm leaves the block unchanged
-    params = [request.params for request in owners]
-    groups: tuple[AlgorithmBatch, ...]
-    if len(rules) == 1:
-        (rule,) = rules
-        history = _history(rule, blocks, size)
-        groups = (AlgorithmBatch(rule, np.arange(n), _concat(params).reshape(n, -1), wants, history),)
-    else:
-        groups = _groups(owners, blocks, params, size)
+        sampled[i] = columns[4 + MUST_ADVANCE, i] = False  # the algorithm leaves the block unchanged
+    groups = _groups(owners, blocks, size)
+    noisy = any(group.algorithm.uniform_noise for group in groups)
     return DenoiseBlocks(
         rows=rows,
         req_slot=req_slot,
@@ -439,17 +425,32 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
         size=block_size,
         tokens=_pad_and_stack([block.tokens for block in blocks], size),
         state=state,
-        sampled=needed,
+        sampled=sampled,
         numbers=columns[4:].T,
         sampling=_sampling_inputs(owners, blocks, groups, size),
         groups=groups,
-        noise_uniforms=_uniforms(owners, blocks, size, RENOISE) if any(rule.uniform_noise for rule in rules) else None,
+        noise_uniforms=_uniforms(owners, blocks, size, RENOISE) if noisy else None,
         self_conditioned=bool(wants & LogitStat.SELF_CONDITIONING),
         logits_processors=make_logits_processor_batch(owners, blocks, size) if shaped else None,
         grammar_blocks=grammar_blocks(owners, blocks) if led else (),
         forced_tokens=forced_blocks(owners, blocks) if led else (),
         num_logprobs=requested_logprobs(owners),
     )
+
+
+def _sampled_positions(owners: list[Request], blocks: list[Block], state: np.ndarray) -> np.ndarray:
+    """Returns the positions whose logits the algorithms need, bool [n, B].
+
+    Args:
+        state: [n, B].
+    """
+    sampled: np.ndarray = state == MASKED
+    revises = [request.may_revise for request in owners]
+    if any(revises):
+        sampled |= (state == UNMASKED) & np.array(revises)[:, None]
+        for i, block in enumerate(blocks):
+            sampled[i, : block.num_skipped] = False
+    return sampled
 
 
 numbers_of = operator.attrgetter(*BLOCK_NUMBERS.values())  # of a block
@@ -480,22 +481,17 @@ def _history(rule: UnmaskingAlgorithm, blocks: list[Block], size: int) -> np.nda
     return history
 
 
-def _groups(
-    owners: list[Request], blocks: list[Block], params: list[np.ndarray], size: int
-) -> tuple[AlgorithmBatch, ...]:
+def _groups(owners: list[Request], blocks: list[Block], size: int) -> tuple[AlgorithmBatch, ...]:
     """Groups the blocks by the unmasking algorithm of their requests."""
     members: dict[UnmaskingAlgorithm, list[int]] = {}
-    wants: dict[UnmaskingAlgorithm, int] = {}
     for i, request in enumerate(owners):
-        rule = request.algorithm
-        members.setdefault(rule, []).append(i)
-        wants[rule] = wants.get(rule, 0) | request.required_stats
+        members.setdefault(request.algorithm, []).append(i)
     return tuple(
         AlgorithmBatch(
             rule,
             np.array(mine, dtype=np.int64),
-            np.stack([params[i] for i in mine]),
-            wants[rule],
+            _concat([owners[i].params for i in mine]).reshape(len(mine), -1),
+            functools.reduce(operator.or_, [owners[i].required_stats for i in mine]),
             _history(rule, [blocks[i] for i in mine], size),
         )
         for rule, mine in members.items()

@@ -72,92 +72,110 @@ def build_model_runner(
     Raises:
         ConfigError: the memory does not suffice for one request of --max-model-len.
     """
-    device, dtype = rank.device, rank.dtype
-    page_size, layout = info.page_size, LAYOUTS[config.kv_cache_layout]
-    bytes_of_page = layout.page_bytes(model.kv_shapes, page_size, dtype)
-    needed = max_request_pages(strategy, info.max_model_len, page_size)
-    sizes = capture_sizes_for(info, strategy, needed, lora_manager)
-    use_cuda_graphs = _uses_cuda_graphs(config, device, dtype)
-    logits_ops = DEFAULT_LOGITS_OPS
-    if config.compile_mode is not None:
-        logits = torch.promote_types(dtype, torch.float32)
-        logits_ops = CompiledLogitsOps(config.compile_mode, device, logits, info.vocab_size)
-
-    sampler_config = SamplerConfig(
-        block_size=sizes.block_size,
-        mask_id=info.mask_token_id,
-        max_token_id=info.max_token_id,
-        eos_ids=tuple(info.eos_token_ids),
-        edit_tokens=EditTokens.of(info),
-        max_num_reqs=info.max_num_reqs,
-        max_request_len=max_request_len(strategy, info.max_model_len),
-        max_request_pages=needed,
-        batch_invariant=config.deterministic,
-        logits_ops=logits_ops,
-    )
-
-    def make(pages: int) -> ModelRunner:
-        pool = layout(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
-        if not use_cuda_graphs:
-            return ModelRunner(model, pool, sampler_config)
-        capture: Callable[[Work], Work] = GraphCapturer(device)
-        if rank.group.size > 1:
-            capture = LockstepCapturer(capture, rank.group.buffer)
-        return CudaGraphRunner(
-            model, pool, sampler_config, sizes, capture, capture_sampling=not config.disable_full_static_runner
-        )
-
-    def run_warm_up(runner: ModelRunner, rows: int = info.max_num_batched_tokens) -> None:
-        warm_up(runner, rows=rows, max_seq_len=info.max_model_len, active_lora_modules=lora_manager.graph_modules)
-
-    def measure_memory() -> int:
-        """Returns the device memory in bytes of the largest step and of all CUDA graphs."""
-        torch.cuda.reset_peak_memory_stats()
-        allocated_before = torch.cuda.memory_allocated()
-        runner = make(needed)
-        run_warm_up(runner)
-        largest_step = torch.cuda.max_memory_allocated() - allocated_before - runner.pool.nbytes
-        return largest_step + (estimate_graph_bytes(runner, info) if isinstance(runner, CudaGraphRunner) else 0)
-
-    def warmed_up(pages: int) -> ModelRunner:
-        runner = make(pages)
-        run_warm_up(runner)
-        return runner
-
-    pages, on_cuda = config.num_pages, device.type == "cuda"
+    device, on_cuda = rank.device, rank.device.type == "cuda"
+    runners = _Runners(config, info, strategy, model, lora_manager, rank)
     # The compiler records the kernels in an extra run, which would run torch.compile a second time.
     compiler = rank.compiler if on_cuda and config.compile_mode is None else None
-    kernels = _Kernels(lambda: make(needed), run_warm_up, info, rank.group, compiler)
+    kernels = _Kernels(partial(runners.make, runners.min_pages), runners.warm_up, info, rank.group, compiler)
+    pages = config.num_pages
     if pages is None and on_cuda:
-        needed_bytes = kernels.compiled_before(measure_memory)
-        _free_runners()
-        used = rank.free_at_start - torch.cuda.mem_get_info()[0]
-        free_bytes = rank.free_at_start * config.gpu_memory_utilization - used - needed_bytes
-        pages = int(free_bytes // bytes_of_page)
+        pages = runners.pages_within(kernels.compiled_before(runners.measure_memory))
     elif pages is None:
-        enough = max(-(-info.max_num_reqs * info.max_model_len // page_size), needed)
-        pages = min(enough, CPU_POOL_BYTES // bytes_of_page)
+        enough = max(-(-info.max_num_reqs * info.max_model_len // info.page_size), runners.min_pages)
+        pages = min(enough, CPU_POOL_BYTES // runners.page_nbytes)
     pages = rank.group.min_across_ranks(pages, device)
-    if pages < needed:
+    if pages < runners.min_pages:
         found = f"--num-pages: {pages}" if config.num_pages else f"there is memory for {max(pages, 0)} cache"
         raise ConfigError(
-            f"{found} pages of {page_size} tokens, fewer than the {needed} that one request of --max-model-len "
-            f"{info.max_model_len} needs; lower --max-model-len or provide more memory"
+            f"{found} pages of {info.page_size} tokens, fewer than the {runners.min_pages} that one request of "
+            f"--max-model-len {info.max_model_len} needs; lower --max-model-len or provide more memory"
         )
     if on_cuda and config.num_pages is not None:  # otherwise profiling has warmed up the kernels
-        runner = kernels.compiled_before(partial(warmed_up, pages))
+        runner = kernels.compiled_before(partial(runners.make_warm, pages))
     else:
-        runner = make(pages)
+        runner = runners.make(pages)
     if not on_cuda:
-        run_warm_up(runner, runner.block_size)
-    log.info(
-        "Tokens, states and page tables of %d requests: %.1f MB of memory",
-        info.max_num_reqs,
-        runner.states.nbytes / 1e6,
-    )
+        runners.warm_up(runner, runner.block_size)
+    nbytes = runner.states.nbytes / 1e6
+    log.info("Tokens, states and page tables of %d requests: %.1f MB of memory", info.max_num_reqs, nbytes)
     if isinstance(runner, CudaGraphRunner):
         capture_graphs(runner, info)
     return runner, pages
+
+
+class _Runners:
+    """Makes runners of one configuration.
+
+    Attributes:
+        min_pages: pages of the longest request.
+        page_nbytes: bytes of a page.
+    """
+
+    def __init__(
+        self, config: EngineConfig, info: EngineInfo, strategy: Strategy, model: Model, lora_manager: LoRAManager,
+        rank: RankDevice,
+    ) -> None:  # fmt: skip
+        self.config, self.info, self.model, self.rank = config, info, model, rank
+        self.graph_modules = lora_manager.graph_modules
+        self.pool_layout = LAYOUTS[config.kv_cache_layout]
+        self.page_nbytes = self.pool_layout.page_bytes(model.kv_shapes, info.page_size, rank.dtype)
+        self.min_pages = max_request_pages(strategy, info.max_model_len, info.page_size)
+        self.sizes = capture_sizes_for(info, strategy, self.min_pages, lora_manager)
+        self.uses_cuda_graphs = _uses_cuda_graphs(config, rank.device, rank.dtype)
+        logits_ops = DEFAULT_LOGITS_OPS
+        if config.compile_mode is not None:
+            logits = torch.promote_types(rank.dtype, torch.float32)
+            logits_ops = CompiledLogitsOps(config.compile_mode, rank.device, logits, info.vocab_size)
+        self.sampler_config = SamplerConfig(
+            block_size=self.sizes.block_size,
+            mask_id=info.mask_token_id,
+            max_token_id=info.max_token_id,
+            eos_ids=tuple(info.eos_token_ids),
+            edit_tokens=EditTokens.of(info),
+            max_num_reqs=info.max_num_reqs,
+            max_request_len=max_request_len(strategy, info.max_model_len),
+            max_request_pages=self.min_pages,
+            batch_invariant=config.deterministic,
+            logits_ops=logits_ops,
+        )
+
+    def make(self, pages: int) -> ModelRunner:
+        model, config, device = self.model, self.sampler_config, self.rank.device
+        pool = self.pool_layout(
+            model.kv_shapes, num_pages=pages, page_size=self.info.page_size, dtype=self.rank.dtype, device=device
+        )
+        if not self.uses_cuda_graphs:
+            return ModelRunner(model, pool, config)
+        capture: Callable[[Work], Work] = GraphCapturer(device)
+        if self.rank.group.size > 1:
+            capture = LockstepCapturer(capture, self.rank.group.buffer)
+        capture_sampling = not self.config.disable_full_static_runner
+        return CudaGraphRunner(model, pool, config, self.sizes, capture, capture_sampling=capture_sampling)
+
+    def make_warm(self, pages: int) -> ModelRunner:
+        runner = self.make(pages)
+        self.warm_up(runner)
+        return runner
+
+    def warm_up(self, runner: ModelRunner, rows: int | None = None) -> None:
+        """Runs steps up to `rows` rows. None: up to the largest one."""
+        rows, longest = rows or self.info.max_num_batched_tokens, self.info.max_model_len
+        warm_up(runner, rows=rows, max_seq_len=longest, active_lora_modules=self.graph_modules)
+
+    def measure_memory(self) -> int:
+        """Returns the device memory in bytes of the largest step and of all CUDA graphs."""
+        torch.cuda.reset_peak_memory_stats()
+        allocated_before = torch.cuda.memory_allocated()
+        runner = self.make_warm(self.min_pages)
+        largest_step = torch.cuda.max_memory_allocated() - allocated_before - runner.pool.nbytes
+        return largest_step + (estimate_graph_bytes(runner, self.info) if isinstance(runner, CudaGraphRunner) else 0)
+
+    def pages_within(self, step_bytes: int) -> int:
+        """Returns the number of pages for which memory is left besides that of steps."""
+        _free_runners()
+        used = self.rank.free_at_start - torch.cuda.mem_get_info()[0]
+        left = self.rank.free_at_start * self.config.gpu_memory_utilization - used - step_bytes
+        return int(left // self.page_nbytes)
 
 
 @dataclass(frozen=True)

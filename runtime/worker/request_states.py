@@ -74,8 +74,9 @@ class RequestStates:
             buffer: transfers them.
         """
         if writes is not None:
-            changed = buffer.to_device(writes._asdict())
-            self.pages[changed["slots"].long(), changed["indices"].long()] = changed["pages"]
+            entry = writes.slots.astype(np.int64) * self.pages.shape[1] + writes.indices
+            changed = buffer.to_device({"entry": entry, "pages": writes.pages})
+            self.pages.view(-1)[changed["entry"]] = changed["pages"]
 
     def write(self, writes: Sequence[StateWrite], buffer: PinnedBuffer) -> None:
         """Writes what the host has changed.

@@ -136,7 +136,8 @@ class CheckedRunner(ModelRunner):
         assert len(set(slots.tolist())) == len(slots), "two rows write to one slot"
         scheduler = self.engine.scheduler
         served = [request for request in scheduler.running if request.last_served_step == scheduler._step]
-        assert len(plan.segments) == len(served) == 1 or not any(request.exclusive_batch for request in served)
+        alone = any(request.spec.decoding.force_single_batch for request in served)
+        assert len(plan.segments) == len(served) == 1 or not alone
         for page_group in set((slots // cache.page_group_size).tolist()):
             assert cache._refs[page_group] == 1, "the step writes to a shared page"
             assert page_group not in cache._key_of, "the step writes to a final page of the prefix cache"
