@@ -148,7 +148,7 @@ class StepPlans:
     def _plan(self, batch: list[ScheduledRequest], tokens: int) -> StepPlan:
         """Returns the plan of a step. The first `tokens` positions of each request are in random pages."""
         page_groups = pages_needed(tokens, self.page_size)
-        table = PageTable(rows=len(batch), pages_per_group=1, page_size=self.page_size)
+        table = PageTable(rows=len(batch), pages_per_group=1)
         page_ids = np.random.default_rng(7).permutation(self.pages)[: len(batch) * page_groups]
         for scheduled, pages in zip(batch, page_ids.reshape(-1, page_groups).tolist(), strict=True):
             scheduled.request.req_slot = table.allocate_row()

@@ -23,6 +23,7 @@ from runtime.scheduling.strategy import Strategy
 from runtime.structured_output.grammar_cache import GrammarCache
 from runtime.worker.input_batch import InputBuilder
 from runtime.worker.model_runner import Runner
+from runtime.worker.next_step import NextStep
 
 log = logging.getLogger(__name__)
 
@@ -199,12 +200,8 @@ class Engine:
 
     def _finish(self, batch: list[ScheduledRequest]) -> BlockResults:
         """Waits for the sampled blocks, launches the next forward if it is known, and returns the results."""
-        runner, following = self.runner, None
-        if runner.launches_next and not self.grammar_queue.waiting:
-            successors = self.scheduler.successors(batch)
-            if successors is not None:
-                following = self.input_builder.prepare(successors, self.scheduler.max_next_rows)
-                runner.write_pages(self.input_builder.take_page_writes(batch))
+        runner = self.runner
+        following = self._prepare_next(batch) if runner.launches_next and not self.grammar_queue.waiting else None
         sampled = runner.wait()
         plan = None if following is None or sampled is None else following.choose(sampled)
         if following is None or plan is None or self._has_pending_commands():  # a launch would delay them by a step
@@ -215,6 +212,18 @@ class Engine:
             runner.launch_next(plan)
             self._launched = following.requests, plan.segments
         return results or runner.results()
+
+    def _prepare_next(self, batch: list[ScheduledRequest]) -> NextStep | None:
+        """Returns the outcomes of the step that runs, with their pages on the device; None if they are not known."""
+        try:
+            successors = self.scheduler.successors(batch)
+        except SchedulingError as error:
+            self._output_processor.fail_request(error.request, error.__cause__ or error)
+            return None
+        self.runner.write_pages(self.input_builder.take_page_writes(batch))
+        if successors is None:
+            return None
+        return self.input_builder.prepare(successors, self.scheduler.max_next_rows)
 
     def _record_step(
         self, requests: int, schedule_start: float, started: float, ended: float, device_seconds: float | None

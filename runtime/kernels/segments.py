@@ -152,11 +152,11 @@ def expand_segments_reference(
     )
 
 
-@triton.jit(do_not_specialize=["tiles", "pages_stride", "max_len"])
+@triton.jit(do_not_specialize=["tiles", "pages_stride", "max_len", "tile_rows"])
 def _expand_segments(
     segments_ptr, token_table_ptr, pages_ptr, tokens_ptr, positions_ptr, slots_ptr, visible_end_ptr, window_pos_ptr,
-    is_editable_ptr, lora_slots_ptr, tiles_ptr, tiles, pages_stride,
-    max_len, PAGE_SIZE: tl.constexpr, TILE_ROWS: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr,
+    is_editable_ptr, lora_slots_ptr, tiles_ptr, tiles, pages_stride, max_len, tile_rows,
+    PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Expands one segment per program."""
     at = segments_ptr + tl.program_id(0) * FIELDS
@@ -169,7 +169,7 @@ def _expand_segments(
         before = begin + tl.arange(0, ROWS)
         counts = tl.load(segments_ptr + before * FIELDS + 2, mask=before < tl.program_id(0), other=0)
         first_row += tl.sum(counts, 0)
-        first_tile += tl.sum(tl.cdiv(counts, TILE_ROWS), 0)
+        first_tile += tl.sum(tl.cdiv(counts, tile_rows), 0)
     padding = start < 0
     own_entry = 1 + slot.to(tl.int64) * max_len + start
     first_entry = tl.where(first_token < 0, own_entry, first_token.to(tl.int64))
@@ -191,28 +191,29 @@ def _expand_segments(
         tl.store(window_pos_ptr + row, tl.minimum(position, window_end).to(tl.int64), mask=inside)
         tl.store(is_editable_ptr + row, (padding == 0) & (position >= editable_start), mask=inside)
         tl.store(lora_slots_ptr + row, tl.where(padding, -1, lora_slot + offset * 0), mask=inside)
-    last = tl.cdiv(count, TILE_ROWS)
+    last = tl.cdiv(count, tile_rows)
     end = tl.where(padding, tiles - first_tile, last)  # padding also clears the tiles after its own
     for begin in range(0, end, ROWS):
         tile = begin + tl.arange(0, ROWS)
         used, inside = tile < last, tile < end
         out = tiles_ptr + (first_tile + tile) * 3
         tl.store(out, tl.where(used, slot, 0), mask=inside)
-        tl.store(out + 1, tl.where(used, first_row + tile * TILE_ROWS, 0), mask=inside)
-        tl.store(out + 2, tl.where(used, tl.minimum(count - tile * TILE_ROWS, TILE_ROWS), 0), mask=inside)
+        tl.store(out + 1, tl.where(used, first_row + tile * tile_rows, 0), mask=inside)
+        tl.store(out + 2, tl.where(used, tl.minimum(count - tile * tile_rows, tile_rows), 0), mask=inside)
 
 
 def expand_segments(segments: torch.Tensor, tables: RowTables, rows: int, tiles: int, tile_rows: int) -> ForwardRows:
     """Computes `expand_segments_reference` on a GPU."""
     device = segments.device
-    wide = torch.empty(4, rows, dtype=torch.int64, device=device)
-    narrow = torch.empty(2, rows, dtype=torch.int32, device=device)
+    stride = -(-rows // 4) * 4  # each array begins at a multiple of 16 bytes, as kernels were compiled
+    wide = torch.empty(4, stride, dtype=torch.int64, device=device)[:, :rows]
+    narrow = torch.empty(2, stride, dtype=torch.int32, device=device)[:, :rows]
     is_editable = torch.empty(rows, dtype=torch.bool, device=device)
     query_tiles = torch.empty(tiles, 3, dtype=torch.int32, device=device)
     found = ForwardRows(wide[0], wide[1], wide[2], narrow[0], wide[3], is_editable, narrow[1], query_tiles)
     _expand_segments[(len(segments),)](
         segments, tables.tokens, tables.pages, found.tokens, found.positions, found.slots, found.visible_end,
         found.window_pos, found.is_editable, found.lora_slots, query_tiles, tiles, tables.pages.stride(0),
-        tables.max_len, PAGE_SIZE=tables.page_size, TILE_ROWS=tile_rows, FIELDS=FIELDS, ROWS=ROWS, num_warps=4,
+        tables.max_len, tile_rows, PAGE_SIZE=tables.page_size, FIELDS=FIELDS, ROWS=ROWS, num_warps=4,
     )  # fmt: skip
     return found

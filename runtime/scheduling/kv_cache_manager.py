@@ -168,11 +168,9 @@ class PageTable:
     Args:
         rows: maximum number of running requests.
         pages_per_group: pages per page group.
-        page_size: tokens per page.
     """
 
-    def __init__(self, *, rows: int, pages_per_group: int, page_size: int) -> None:
-        self.page_size = page_size
+    def __init__(self, *, rows: int, pages_per_group: int) -> None:
         self._pages_per_group = pages_per_group
         self._pending: dict[int, dict[int, int]] = {}  # row -> index -> page
         self._free_rows = list(range(rows - 1, -1, -1))

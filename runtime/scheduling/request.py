@@ -363,7 +363,6 @@ class ScheduledRequest:
         recompute: rows of open blocks to recompute after a preemption, with the ids that they had.
         blocks: blocks to sample.
         is_denoise_step: whether this is a denoising step of the request.
-        tokens: [rows], a view of the current tokens of the request, or the tokens of `recompute`.
     """
 
     request: Request
@@ -373,13 +372,15 @@ class ScheduledRequest:
     recompute: KVSpan | None = None
     blocks: list[Block] = field(init=False)
     is_denoise_step: bool = field(init=False)
-    tokens: Ints = field(init=False)
 
     def __post_init__(self) -> None:
         span = self.span
         self.blocks = [] if span is None else span.blocks
         self.is_denoise_step = span is not None and span.start < span.end and bool(span.blocks)
-        self.tokens = self.request.tokens[self.start : self.end] if self.recompute is None else self.recompute.tokens
+
+    def tokens(self) -> Ints:
+        """Returns the current tokens of the rows, [rows], or those of `recompute`."""
+        return self.request.tokens[self.start : self.end] if self.recompute is None else self.recompute.tokens
 
 
 class LogprobTable:

@@ -61,9 +61,7 @@ class Scheduler:
             block_size=info.block_layout.alignment,
             prefix_caching=info.prefix_caching,
         )
-        self.table = PageTable(
-            rows=info.max_num_reqs, pages_per_group=self.cache.pages_per_group, page_size=info.page_size
-        )
+        self.table = PageTable(rows=info.max_num_reqs, pages_per_group=self.cache.pages_per_group)
         self.strategy = strategy
         self.token_budget = info.max_num_batched_tokens
         self.max_num_reqs = info.max_num_reqs
@@ -160,10 +158,14 @@ class Scheduler:
     def successors(self, batch: list[ScheduledRequest]) -> list[RequestSuccessors] | None:
         """Returns what the next step forwards, while the device runs this one.
 
-        It reserves the pages of both outcomes of each request, but preempts none for them.
+        It reserves the pages of both outcomes of each request, but preempts none for them. An outcome without pages is
+        not known.
 
         Returns:
             None if the next step may have other requests, or if some request needs the results of this step.
+
+        Raises:
+            SchedulingError: the strategy failed on a request.
         """
         if len(batch) != len(self.running) or not self._is_admission_blocked():
             return None
@@ -171,14 +173,19 @@ class Scheduler:
         for scheduled in batch:
             request = scheduled.request
             if scheduled.span is None and request.finished and scheduled.end >= request.num_final_tokens:
+                if self.waiting.count:
+                    return None  # another request may take its place
                 continue  # its last blocks are cached by this step
             if scheduled.span is None or len(scheduled.blocks) != 1 or request.needs_results:
                 return None
-            outcomes = self.strategy.successors(request, scheduled.span)
-            final = outcomes.if_final
-            if final is not None and not self._reserve(request, final.end):
-                outcomes = outcomes._replace(if_final=None)
-            if outcomes.if_continuing is None and outcomes.if_final is None:
+            try:
+                outcomes = self.strategy.successors(request, scheduled.span)
+            except Exception as error:
+                raise SchedulingError(request) from error
+            self._reserve(request, max([outcome.end for outcome in outcomes if outcome is not None], default=0))
+            held = request.num_allocated_tokens
+            outcomes = Successors(*(each if each is not None and each.end <= held else None for each in outcomes))
+            if outcomes == Successors():
                 return None
             found.append(RequestSuccessors(request, scheduled.blocks[0], outcomes))
         return found or None
@@ -190,32 +197,33 @@ class Scheduler:
         """
         self._step += 1
         batch = []
+        remaining = self.token_budget
         for request in requests:
             if request.status is not Status.RUNNING or request.finished:
                 continue
-            scheduled = self._schedule_request(request, self.token_budget)
+            scheduled = self._schedule_request(request, remaining)
             if scheduled is None or scheduled.end > request.num_allocated_tokens:
                 return None
+            remaining -= scheduled.end - scheduled.start
             request.last_served_step = self._step
             batch.append(scheduled)
         return batch or None
 
-    def _reserve(self, request: Request, tokens: int) -> bool:
+    def _reserve(self, request: Request, tokens: int) -> None:
         """Allocates the page groups for the first `tokens` positions, if there are enough."""
         missing = self.cache.page_groups_for(tokens) - len(request.page_groups)
-        if missing > self.cache.num_available:
-            return False
-        if missing > 0:
+        if 0 < missing <= self.cache.num_available:
             self._append_page_groups(request, self.cache.allocate(missing))
-        return True
 
     def _is_admission_blocked(self) -> bool:
         """Returns whether the next step cannot admit a request if none ends."""
         if not self.waiting.count:
             return True
-        request = self.waiting.first()
-        if self.lora_manager.slot_victims(request, self.running, self.waiting):
+        if self.lora_manager.slot_victims(self.waiting.first(), self.running, self.waiting):
             return False
+        request = self.lora_manager.next_request(self.waiting)
+        if request is None:
+            return True
         failed = self._failed_admission == (request.arrival_index, self.cache.num_available)
         return (failed or len(self.running) >= self.max_num_reqs) and self._victim_for(request) is None
 

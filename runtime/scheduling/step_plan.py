@@ -347,7 +347,7 @@ def block_causal_plan(
     tokens: Ints, first: Ints, counts: Ints, page_table: Ints32, *, block_size: int,
     blocks: DenoiseBlocks | None = None,
 ) -> StepPlan:  # fmt: skip
-    """Makes a plan without a scheduler, for warm-up, benchmarks and logits of sequences.
+    """Makes a plan without a scheduler, for warm-up.
 
     A row attends to all positions up to the end of its block, as far as they are in the plan. All rows are editable.
 

@@ -264,16 +264,19 @@ class CudaGraphRunner(ModelRunner):
     def _forward_new_rows(self, plan: StepPlan) -> tuple[torch.Tensor, EagerReason | None]:
         """Returns the hidden states [rows, hidden], and why the forward ran eagerly (None: it was replayed)."""
         descriptor = forward_descriptor(plan)
-        padded = self.sizes.pad_forward(descriptor)
+        padded = self.sizes.pad_forward(descriptor) if plan.page_table is None else None
         self._last_forward = self._last_graph = None
+        began = False
         if padded is not None:
             arrays = forward_arrays(plan, self.block_size)
-            if not plan.reads_tables:
+            if plan.tokens is not None:
                 arrays["segments"] = self.states.stage(plan, self.h2d)
 
             def fill(into: Views) -> None:
                 pad_forward_inputs(into, descriptor, arrays, padded, self.sizes)
+                nonlocal began
                 self.timer.begin()  # the device is idle before
+                began = True
 
             if self._launch_forward_graph(padded, fill):
                 assert self._static_hidden_states is not None
@@ -283,7 +286,8 @@ class CudaGraphRunner(ModelRunner):
                     self._last_graph = graph
                     self._last_forward = LaunchedForward(plan, self._static_hidden_states, reason)
                 return self._static_hidden_states, reason
-        self.timer.begin()
+        if not began:
+            self.timer.begin()
         reason = EagerReason.TOO_LARGE if padded is None else EagerReason.NOT_CAPTURED
         return self.model_step.forward(*self._forward_inputs(plan)), reason
 

@@ -32,7 +32,7 @@ MIN_HISTORY_LEN = 8  # smallest padded history of an algorithm
 
 Views = dict[str, npt.NDArray[Any]]
 
-I64, I32, BOOL, F64 = (np.dtype(kind) for kind in (np.int64, np.int32, np.bool_, np.float64))
+I64, I32, F64 = (np.dtype(kind) for kind in (np.int64, np.int32, np.float64))
 
 
 def capture_batch_sizes(max_size: int) -> list[int]:

@@ -34,6 +34,7 @@ from runtime.kernels.segments import (
     NO_LIMIT,
     SLOT,
     START,
+    Segment,
     first_rows,
     visible_end_of,
 )
@@ -62,10 +63,10 @@ from runtime.scheduling.step_plan import (
 from runtime.scheduling.strategy import NextForward, Strategy
 from runtime.worker.host_buffers import Arrays
 from runtime.worker.logits_processors import logits_processor_arrays, make_logits_processor_batch
-from runtime.worker.next_step import NextStep
+from runtime.worker.next_step import BlockEnd, NextStep
 from runtime.worker.request_states import RequestStates
 
-NO_FORWARD = NextForward(0, 1, 0)
+UNKNOWN = NextForward(0, 1, 0)  # in place of a forward that is not known
 
 
 @dataclass(frozen=True)
@@ -302,7 +303,7 @@ class InputBuilder:
         earlier = any(scheduled.recompute is not None for scheduled in batch)  # ids of an earlier step
         return StepPlan(
             segments=segments,
-            tokens=_concat([scheduled.tokens for scheduled in batch]) if earlier else None,
+            tokens=np.concatenate([scheduled.tokens() for scheduled in batch]) if earlier else None,
             active_lora_modules=self._active_lora_modules(each.request for each in batch),
             soft_embeddings=soft_embedding_rows(batch, self._offsets),
             self_conditioning=self_conditioning_rows(batch, self._offsets),
@@ -322,10 +323,9 @@ class InputBuilder:
         """
         requests = [each.request for each in successors]
         uniform_noise = self.strategy.uniform_noise
-        known = [(each.outcomes.if_continuing, each.outcomes.if_final) for each in successors]
-        is_known = [(one is not None, other is not None) for one, other in known]
-        if_continuing, if_final = (  # the segment of an unknown outcome is not used
-            self._segments((request, pair[n] or NO_FORWARD) for request, pair in zip(requests, known, strict=True))
+        outcomes = [each.outcomes for each in successors]
+        if_continuing, if_final = (
+            self._segments((request, pair[n] or UNKNOWN) for request, pair in zip(requests, outcomes, strict=True))
             for n in range(2)
         )
         if np.array_equal(if_continuing, self._last_segments):
@@ -333,18 +333,24 @@ class InputBuilder:
         stopping = [n for n, request in enumerate(requests) if request.spec.stop_ids]
         modules = self._active_lora_modules(requests)
         continues = None
-        if all(one for one, _ in is_known) and if_continuing[:, COUNT].sum() <= max_rows:
+        if all(pair.if_continuing is not None for pair in outcomes) and if_continuing[:, COUNT].sum() <= max_rows:
             conditioning = _next_conditioning(successors, if_continuing)
             continues = StepPlan(if_continuing, active_lora_modules=modules, self_conditioning=conditioning)
         return NextStep(
             requests=requests,
+            ends=[
+                BlockEnd(
+                    is_known=(outcomes.if_continuing is not None, outcomes.if_final is not None),
+                    size=block.size,
+                    without_masks=not (request.algorithm.edits or uniform_noise),
+                    at_eos=not (request.spec.ignore_eos or uniform_noise),
+                    output_end=request.end - block.start,
+                )
+                for request, block, outcomes in successors
+            ],
             if_all_continue=continues,
             if_continuing=if_continuing,
             if_final=if_final,
-            is_known=is_known,
-            ends_without_masks=[not (request.algorithm.edits or uniform_noise) for request in requests],
-            ends_at_eos=[not (request.spec.ignore_eos or uniform_noise) for request in requests],
-            end_offset=[each.request.end - each.block.start for each in successors],
             stop_ids=np.array([token for n in stopping for token in requests[n].spec.stop_ids], dtype=np.int64),
             stopping=stopping,
             active_lora_modules=modules,
@@ -359,8 +365,11 @@ class InputBuilder:
             window_end = final if shared_window else NO_LIMIT
             keys = visible_keys(request, final)
             found.append(
-                (request.req_slot, start, end - start, *keys, NO_LIMIT, window_end, final, request.lora_slot, -1)
-            )
+                Segment(
+                    request.req_slot, start, end - start, *keys, window_end=window_end, editable_start=final,
+                    lora_slot=request.lora_slot,
+                )
+            )  # fmt: skip
         return np.array(found, dtype=np.int32)
 
     def _active_lora_modules(self, requests: Iterable[Request]) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
 from runtime.kernels.forward_batch import ForwardBatch
-from runtime.kernels.ops import TORCH
+from runtime.kernels.ops import select_kernels
 from runtime.kernels.segments import RowTables
 from runtime.kernels.unmask import BlockInputs, SampledRows
 from runtime.layers.embedding import soft_token_embeddings
@@ -145,6 +145,8 @@ class LaunchedForward(NamedTuple):
         if not (plan.reads_tables and own.reads_tables):
             return False
         if plan.segments is not own.segments and plan.segments.tobytes() != own.segments.tobytes():
+            return False
+        if plan.active_lora_modules != own.active_lora_modules:
             return False
         return same_conditioning(plan.self_conditioning, own.self_conditioning)
 
@@ -334,7 +336,7 @@ class ModelStep:
         self.model = model
         self.pool = pool
         self.states = states
-        self.expand_segments = getattr(model.lm_head, "kernels", TORCH).expand_segments
+        self.expand_segments = select_kernels(pool.device, pool.dtype).expand_segments
         self.mask_id = config.mask_id
         self.soft_embedding_chunk_rows = None
         if config.batch_invariant:
@@ -500,8 +502,8 @@ class RunnerStats:
         graphs_pending: CUDA graphs that `capture_next` has yet to capture.
         last_device_seconds: device time of the last step. None: unknown.
         device_seconds: device time of each step that sampled.
-        gap_seconds: time between the end of a step that sampled and the forward of the next one. Writes of the host and
-            a forward that was launched in vain lie in it.
+        gap_seconds: time between the end of a step that sampled and the forward of the next one. Writes of the host
+            lie in it, except those of pages for an early forward, and so does a forward that was launched in vain.
     """
 
     replayed: int = 0

@@ -6,6 +6,7 @@ The device is idle meanwhile, so all that does not depend on the counters is com
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,33 +17,44 @@ from runtime.scheduling.step_plan import COUNTERS, UNMASKED, Ints, Ints32, Sampl
 MASKS, FIRST_MASKED, FIRST_EOS, FINISHED = map(COUNTERS.index, ("masks", "first_masked", "first_eos", "finished"))
 
 
+class BlockEnd(NamedTuple):
+    """When a block of a request ends, and when the output does. ``strategies.block_update`` has the same rules.
+
+    Attributes:
+        is_known: whether the next forward is known if the block continues, and if it is final.
+        size: positions of the block.
+        without_masks: a block without masks is final. Otherwise its algorithm says when it is.
+        at_eos: an end-of-sequence id before the first mask ends the output.
+        output_end: offset of the end of the output in the block. It may be larger than the block.
+    """
+
+    is_known: tuple[bool, bool]
+    size: int
+    without_masks: bool
+    at_eos: bool
+    output_end: int
+
+
 @dataclass(frozen=True)
 class NextStep:
     """Both outcomes of each request of a step.
 
-    Lists have one entry per request.
-
     Attributes:
         requests: those of the next step. Each has one sampled block in this one.
+        ends: one entry per request.
         if_all_continue: the plan of the next forward if all of these blocks continue. None: it is not known.
-        if_continuing, if_final: int32 [n, columns], segment of each request if its block continues or is final.
-        is_known: whether the first and the second are known.
-        ends_without_masks: a block without masks is final. Otherwise its algorithm says when it is.
-        ends_at_eos: an end-of-sequence id may end the output.
-        end_offset: offset of the end of the output in the block.
+        if_continuing, if_final: int32 [n, columns], segment of each request if its block continues or is final. That of
+            an unknown outcome is not valid.
         stop_ids: token ids that end the output of the requests `stopping`.
         active_lora_modules: see `StepPlan`.
         max_rows: maximum number of rows of a step.
     """
 
     requests: list[Request]
+    ends: list[BlockEnd]
     if_all_continue: StepPlan | None
     if_continuing: Ints32
     if_final: Ints32
-    is_known: list[tuple[bool, bool]]
-    ends_without_masks: list[bool]
-    ends_at_eos: list[bool]
-    end_offset: list[int]
     stop_ids: Ints
     stopping: list[int]
     active_lora_modules: int
@@ -51,18 +63,19 @@ class NextStep:
     def choose(self, sampled: SampledBlocks) -> StepPlan | None:
         """Returns the plan of the next forward; None if it depends on more than the counters."""
         numbers = (sampled.numbers[row].tolist() for row in (MASKS, FIRST_MASKED, FIRST_EOS, FINISHED))
-        blocks = zip(*numbers, self.ends_without_masks, self.ends_at_eos, self.end_offset, strict=True)
         final = []  # lists are faster than arrays of so few numbers
-        for masks, first_masked, first_eos, finished, ends_without_masks, ends_at_eos, end_offset in blocks:
-            if (ends_at_eos and first_eos < first_masked) or first_masked >= end_offset:
+        known = True
+        for end, masks, first_masked, first_eos, finished in zip(self.ends, *numbers, strict=True):
+            filled = first_masked if masks else end.size  # positions before the first mask
+            if filled >= end.output_end or (end.at_eos and first_eos < filled):
                 return None
-            final.append(finished > 0 or (ends_without_masks and not masks))
-        if self.stopping and self._is_stopped(sampled):
+            is_final = finished > 0 or (end.without_masks and not masks)
+            final.append(is_final)
+            known = known and end.is_known[is_final]
+        if not known or (self.stopping and self._is_stopped(sampled)):
             return None
         if True not in final:
             return self.if_all_continue
-        if not all(known[is_final] for known, is_final in zip(self.is_known, final, strict=True)):
-            return None
         segments = self.if_final
         if not all(final):
             segments = np.where(np.array(final)[:, None], self.if_final, self.if_continuing)

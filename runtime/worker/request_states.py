@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from runtime.kernels.segments import FIRST_TOKEN, SLOT, first_rows
+from runtime.errors import ConfigError
+from runtime.kernels.segments import FIRST_TOKEN, first_rows
 from runtime.scheduling.step_plan import FIXED, REMASKED, STATE_BITS, Ints, Ints32, PageWrites, StateWrite, StepPlan
 from runtime.worker.host_buffers import Arrays, PinnedBuffer
 
@@ -35,8 +36,7 @@ class RequestStates:
     """Tables of tokens and states, where each slot has `max_len` consecutive entries, and page tables.
 
     Entry 0 is for padding: token 0 in state FIXED. Entries after the slots hold tokens of forwards whose ids are not
-    those of a request, such as ids of an earlier step. Page tables after the slots are those of plans without
-    requests.
+    those of a request, such as ids of an earlier step.
 
     Args:
         max_len, max_pages: maximum number of positions and pages of a request.
@@ -52,12 +52,15 @@ class RequestStates:
         self, num_slots: int, max_len: int, device: torch.device, *, max_pages: int = 0, num_staged: int = 0
     ) -> None:
         self.max_len = max_len
-        self.num_slots = num_slots
         self.first_staged = 1 + num_slots * max_len
+        if self.first_staged + num_staged >= 2**31:
+            raise ConfigError(
+                f"--max-num-reqs {num_slots}: the tokens of so many requests of {max_len} positions have no 32-bit "
+                "index; lower it or --max-model-len"
+            )
         self.tokens = torch.zeros(self.first_staged + num_staged, dtype=torch.int32, device=device)
         self.states = torch.zeros(self.first_staged, dtype=torch.int8, device=device)
-        num_tables = 2 * num_slots if num_staged else num_slots
-        self.pages = torch.zeros(num_tables, max_pages, dtype=torch.int32, device=device)
+        self.pages = torch.zeros(num_slots, max_pages, dtype=torch.int32, device=device)
 
     @property
     def nbytes(self) -> int:
@@ -96,20 +99,12 @@ class RequestStates:
         self.tokens[found["entry"]], self.states[found["entry"]] = found["tokens"], found["states"]
 
     def stage(self, plan: StepPlan, buffer: PinnedBuffer) -> Ints32:
-        """Stores the tokens and page tables of a plan that has them. Returns its segments, which read them there.
-
-        The next call overwrites them.
-        """
+        """Stores the tokens of a plan. Returns its segments, which read them there. The next call overwrites them."""
+        assert plan.tokens is not None
+        end = self.first_staged + len(plan.tokens)
+        self.tokens[self.first_staged : end] = buffer.to_device({"tokens": plan.tokens})["tokens"]
         segments = plan.segments.copy()
-        if plan.tokens is not None:
-            end = self.first_staged + len(plan.tokens)
-            self.tokens[self.first_staged : end] = buffer.to_device({"tokens": plan.tokens})["tokens"]
-            segments[:, FIRST_TOKEN] = self.first_staged + first_rows(segments)
-        if plan.page_table is not None:
-            rows, width = plan.page_table.shape
-            staged = buffer.to_device({"pages": plan.page_table})["pages"]
-            self.pages[self.num_slots : self.num_slots + rows, :width] = staged
-            segments[:, SLOT] += self.num_slots
+        segments[:, FIRST_TOKEN] = self.first_staged + first_rows(segments)
         return segments
 
     def gather(self, first: torch.Tensor, size: torch.Tensor, width: int) -> BlockContent:

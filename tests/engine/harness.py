@@ -171,6 +171,8 @@ class CheckedReplayingRunner(CheckedRunner, CudaGraphRunner):
 
     def launch_next(self, plan: StepPlan) -> None:
         self.check(plan)
+        held = {each.req_slot: each.num_allocated_tokens for each in self.engine.scheduler.running}
+        assert all(start + count <= held[slot] for slot, start, count in plan.segments[:, :3].tolist())
         super().launch_next(plan)
 
 

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from runtime import LLM, SamplingParams
 from runtime.engine.engine import Engine
 from runtime.request.engine_messages import EngineOutput
+from runtime.scheduling.request import ForwardSpan, Request
 from runtime.scheduling.step_plan import SampledBlocks, StepPlan
+from runtime.scheduling.strategy import Strategy, Successors
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.samples import asks, setups
@@ -153,6 +155,58 @@ def test_a_request_waits_in_a_full_engine_without_delaying_launches(monkeypatch:
     for _ in range(20):
         watched.step()
     assert watched.began > 15
+
+
+@pytest.mark.parametrize("strategy", ["fast_dllm_v2", "nemotron_diffusion"])
+@pytest.mark.parametrize("pages", [12, 14, 16])
+def test_no_forward_without_pages_is_launched_early(strategy: str, pages: int) -> None:
+    """With `edit`, a first token may continue. Its forward would write to pages of others."""
+    setup = Setup(strategy=strategy, block=8, pages=pages, max_len=40, replayed=True, eos=(15,), max_reqs=4)
+    several = [
+        replace(
+            ask, params=replace(ask.params, algorithm="edit"), prompt=(1, 2, 3, 4, 5, 6, 7, n)[: 5 + n], report="final"
+        )
+        for n, ask in enumerate(asking(24, 16, 24, 16))
+    ]
+    answers = []
+    for replayed in (True, False):
+        engine, tokens = make_engine(replace(setup, replayed=replayed)), dict[str, list[int]]()
+        for n, ask in enumerate(several):
+            engine.add(spec_of(f"r{n}", ask))
+        while engine.has_work():
+            for output in engine.step():
+                tokens.setdefault(output.id, []).extend(output.new_tokens)
+        check_idle(engine)
+        answers.append(tokens)
+    assert answers[0] == answers[1]
+
+
+def test_a_request_takes_the_place_of_one_that_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that writes the last K/V of a request launches nothing if another one waits."""
+    setup = replace(SETUP, max_reqs=2)
+    watched = Watched(setup, asking(12, 36, 12, 12), monkeypatch)
+    watched.drain()
+    early = watched.engine.stats().steps
+    monkeypatch.setattr(CudaGraphRunner, "launches_next", False)
+    watched = Watched(setup, asking(12, 36, 12, 12), monkeypatch)
+    watched.drain()
+    assert watched.engine.stats().steps == early
+
+
+def test_successors_that_fail_end_only_their_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    logging.getLogger("runtime.engine.output_processor").setLevel(logging.CRITICAL)
+    watched = Watched(SETUP, asking(36, 36), monkeypatch)
+    successors = type(watched.engine.strategy).successors
+
+    def failing(strategy: Strategy, request: Request, span: ForwardSpan) -> Successors:
+        if request.spec.id == "r1" and request.nfe == 3:
+            raise ValueError("wrong")
+        return successors(strategy, request, span)
+
+    monkeypatch.setattr(type(watched.engine.strategy), "successors", failing)
+    watched.drain()
+    assert watched.received["r1"][-1].error == "ValueError: wrong"
+    assert watched.tokens("r0") == run_all(SETUP, asking(36)).received["r0"].tokens
 
 
 def test_nothing_is_launched_early_if_a_request_is_received(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -462,11 +462,11 @@ def test_head(rows, dtype, batch_invariant):
 
 def test_expand_segments():
     types = typed(
-        pi64="tokens_ptr positions_ptr slots_ptr window_pos_ptr", i32="tiles pages_stride max_len",
+        pi64="tokens_ptr positions_ptr slots_ptr window_pos_ptr", i32="tiles pages_stride max_len tile_rows",
         pi1="is_editable_ptr",
         pi32="segments_ptr token_table_ptr pages_ptr visible_end_ptr lora_slots_ptr tiles_ptr",
     )  # fmt: skip
-    constants = {"PAGE_SIZE": 32, "TILE_ROWS": 256, "FIELDS": segments.FIELDS, "ROWS": segments.ROWS}
+    constants = {"PAGE_SIZE": 32, "FIELDS": segments.FIELDS, "ROWS": segments.ROWS}
     assert spilled(build(segments._expand_segments, types, constants, num_warps=4)) == 0
 
 

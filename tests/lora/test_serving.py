@@ -108,6 +108,20 @@ def replayed(engine):
     return engine
 
 
+def test_an_adapter_in_the_slot_of_another_replays_its_own_graph(tmp_path):
+    """Both requests have the same slots and rows, but the adapters change different modules."""
+    kinds = {"attention": ATTENTION, "experts": r".*experts.*"}
+    paths = {name: str(random_adapter(tmp_path / name, BASE, kind, 0, rank=2)) for name, kind in kinds.items()}
+    params = SamplingParams(max_tokens=8, ignore_eos=True, decoding={"accept_threshold": 0.0})
+    answers = []
+    for prepare in (lambda engine: engine, replayed):
+        with prepare(llm(lora=paths, max_loras=1, max_num_reqs=4, disable_prefix_caching=True)) as engine:
+            answers.append(
+                [engine.generate([list(range(5, 13))], params, adapter=[name])[0].token_ids for name in paths]
+            )
+    assert answers[0] == answers[1]
+
+
 def test_padded_steps_give_the_same_answers(adapters, alone):
     """Steps with adapters of experts run eagerly. Steps without adapters have no LoRA operations."""
     mine = [i for i in range(18) if i % 9 in (0, 3, 8)]  # adapters of attention, and the base

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from runtime.kernels.segments import FIRST_TOKEN, SLOT, Segment
+from runtime.kernels.segments import FIRST_TOKEN, Segment
 from runtime.scheduling.step_plan import (
     FIXED,
     MASKED,
@@ -72,9 +72,8 @@ def test_staged_tokens_are_no_tokens_of_a_request() -> None:
     before = states.tokens[: states.first_staged].clone(), states.pages[:3].clone()
     assert before[1].tolist() == [[9, 0], [0, 0], [0, 7]]
     segments = np.array([Segment(n, 5, n + 1, 0, 4, 0) for n in range(2)], np.int32)
-    segments = states.stage(StepPlan(segments, np.array([40, 41, 42]), np.array([[3], [4]], np.int32)), BUFFER)
+    segments = states.stage(StepPlan(segments, np.array([40, 41, 42])), BUFFER)
     assert states.tokens[segments[0, FIRST_TOKEN] :].tolist() == [40, 41, 42, 0]
     assert states.tokens[segments[1, FIRST_TOKEN] :].tolist() == [41, 42, 0]
-    assert states.pages[segments[:, SLOT], 0].tolist() == [3, 4]
     assert torch.equal(states.tokens[: states.first_staged], before[0])
     assert torch.equal(states.pages[:3], before[1])
