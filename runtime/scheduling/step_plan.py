@@ -145,7 +145,6 @@ class DenoiseBlocks:
         req_slot: [n], slot of each block's request in the runner, which has its content.
         start: [n], position of the first token.
         size: [n], number of positions.
-        tokens: [n, B], the host's copy of the content.
         state: [n, B], the host's copy: FIXED, MASKED or UNMASKED.
         sampled: [n, B], positions whose logits the algorithms need.
         numbers: [n, len(BLOCK_NUMBERS)].
@@ -156,6 +155,7 @@ class DenoiseBlocks:
         logits_processors: None without logits processors.
         grammar_blocks, forced_tokens: blocks that no algorithm fills; none of their positions is sampled.
         num_logprobs: [n], number of top tokens whose logprobs the request reads; NO_LOGPROBS: it reads none.
+        tokens: [n, B], the host's copy of the content; None if no request reads logprobs.
         per_request: the same blocks, split by request, for batch-invariant sampling. (): sampled together.
     """
 
@@ -163,7 +163,6 @@ class DenoiseBlocks:
     req_slot: Ints
     start: Ints
     size: Ints
-    tokens: Ints
     state: Bytes
     sampled: Bools
     numbers: Ints
@@ -175,6 +174,7 @@ class DenoiseBlocks:
     grammar_blocks: tuple[GrammarBlock, ...] = ()
     forced_tokens: tuple[ForcedTokens, ...] = ()
     num_logprobs: Ints | None = None
+    tokens: Ints | None = None
     per_request: tuple[DenoiseBlocks, ...] = ()
 
 

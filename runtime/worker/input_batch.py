@@ -201,7 +201,7 @@ def sample_inputs(blocks: DenoiseBlocks, states: RequestStates) -> tuple[SampleD
         "numbers": blocks.numbers,
     }
     if several:
-        block_in_group = np.empty(len(blocks.tokens), dtype=np.int64)  # index of each block in its group
+        block_in_group = np.empty(len(blocks.rows), dtype=np.int64)  # index of each block in its group
         for group in blocks.groups:
             block_in_group[group.members] = np.arange(len(group.members))
         arrays["block_in_group"] = block_in_group[block]
@@ -222,8 +222,8 @@ def sample_inputs(blocks: DenoiseBlocks, states: RequestStates) -> tuple[SampleD
         if group.history is not None:
             arrays[f"history{i}"] = group.history
     shape = SampleDescriptor(
-        blocks=len(blocks.tokens),
-        size=blocks.tokens.shape[1],
+        blocks=len(blocks.rows),
+        size=blocks.state.shape[1],
         groups=tuple(map(_algorithm_descriptor, blocks.groups, counts.tolist())),
         uniform_noise=blocks.noise_uniforms is not None,
         self_conditioned=blocks.self_conditioned,
@@ -264,7 +264,7 @@ def _sort_by_group(blocks: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, 
         filtered = random & ((params[:, TOP_K] > 0) | (params[:, TOP_P] < 1) | (params[:, MIN_P] > 0))
         kind = np.where(blocks.state[block, at] == MASKED, (random.astype(np.int64) + filtered)[block], 0)
     if len(blocks.groups) > 1:
-        number = np.empty(len(blocks.tokens), dtype=np.int64)
+        number = np.empty(len(blocks.rows), dtype=np.int64)
         for i, group in enumerate(blocks.groups):
             number[group.members] = i
         kind += 3 * number[block]
@@ -426,13 +426,13 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
     for i in (i for i, request in enumerate(owners) if led and request.decodes_left_to_right):
         sampled[i] = columns[4 + MUST_ADVANCE, i] = False  # the algorithm leaves the block unchanged
     groups = _groups(owners, blocks, size)
+    num_logprobs = requested_logprobs(owners)
     noisy = any(group.algorithm.uniform_noise for group in groups)
     return DenoiseBlocks(
         rows=rows,
         req_slot=req_slot,
         start=start,
         size=block_size,
-        tokens=_pad_and_stack([block.tokens for block in blocks], size),
         state=state,
         sampled=sampled,
         numbers=columns[4:].T,
@@ -443,7 +443,8 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
         logits_processors=make_logits_processor_batch(owners, blocks, size) if shaped else None,
         grammar_blocks=grammar_blocks(owners, blocks) if led else (),
         forced_tokens=forced_blocks(owners, blocks) if led else (),
-        num_logprobs=requested_logprobs(owners),
+        num_logprobs=num_logprobs,
+        tokens=None if num_logprobs is None else _pad_and_stack([block.tokens for block in blocks], size),
     )
 
 

@@ -21,6 +21,7 @@ def compute_logprobs(full_logits: FullLogits, blocks: DenoiseBlocks, results: Bl
     do not change them.
     """
     assert blocks.num_logprobs is not None
+    assert blocks.tokens is not None
     requested = np.flatnonzero(blocks.num_logprobs > NO_LOGPROBS)
     size = blocks.state.shape[1]  # a captured step may have larger blocks
     before, after = blocks.state[requested], results.state[requested, :size]

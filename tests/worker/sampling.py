@@ -41,6 +41,7 @@ def sample_plan(
         hidden: [rows, hidden] of all rows of the step.
         remasked: bool [n, B], positions that were masked again in an earlier step. None: none.
     """
+    assert blocks.tokens is not None
     n, size = blocks.tokens.shape
     states = RequestStates(n, size, hidden.device)
     content = blocks.state if remasked is None else blocks.state + remasked * np.int8(REMASKED)

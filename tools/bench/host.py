@@ -77,7 +77,7 @@ class FillingRunner:
         size = masked.shape[1]
         none = [0] * len(masked)
         return BlockResults(
-            tokens=np.where(taken, 7, blocks.tokens),
+            tokens=np.where(left, MASK_ID, 7),  # no block has tokens of the prompt
             state=np.where(taken, UNMASKED, blocks.state).astype(np.int8),
             remasked=np.zeros_like(masked),
             masks=left.sum(1).tolist(),
