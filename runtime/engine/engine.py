@@ -282,6 +282,7 @@ class Engine:
         for request in (*self.scheduler.running, *self.scheduler.waiting):
             self.scheduler.release(request)
         self._requests.clear()
+        self.take_outputs()  # those of the last step belong to requests that are dropped
         del self.runner
 
     def stats(self) -> EngineStats:
