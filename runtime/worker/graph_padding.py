@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -110,7 +110,7 @@ class CaptureSizes:
         adapted = (self.lora_modules, 0)
         return [replace(descriptor, active_lora_modules=modules) for descriptor in descriptors for modules in adapted]
 
-    @cache  # noqa: B019  # few steps have a new descriptor
+    @lru_cache(maxsize=1024)  # noqa: B019  # few steps have a new descriptor
     def pad_forward(self, descriptor: ForwardDescriptor) -> ForwardDescriptor | None:
         """Returns the padded descriptor of a forward; None if the step has to run eagerly."""
         if descriptor.active_lora_modules & self.eager_lora_modules:
