@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 import time
-from typing import NamedTuple
 
 from runtime.request.engine_messages import EngineInfo
 from runtime.scheduling.kv_cache_manager import KVCacheManager, OutOfPages, PageTable, PrefillDeduplicator
 from runtime.scheduling.lora_manager import LoRAManager
-from runtime.scheduling.request import Block, Request, ScheduledRequest, Status
+from runtime.scheduling.request import Request, ScheduledRequest, Status
 from runtime.scheduling.request_queue import FairQueue, round_robin, served_longest_ago
-from runtime.scheduling.strategy import Strategy, Successors
+from runtime.scheduling.strategy import RequestSuccessors, Strategy, Successors
 
 SHARED_STEP_SECONDS = 0.1  # target if one tenant has several requests in a step with other tenants
 DECAY = 0.8  # weight of earlier steps, per step
@@ -30,18 +29,6 @@ class SchedulingError(Exception):
     def __init__(self, request: Request) -> None:
         super().__init__(request.spec.id)
         self.request = request
-
-
-class RequestSuccessors(NamedTuple):
-    """What the next step of a request forwards.
-
-    Attributes:
-        block: its sampled block.
-    """
-
-    request: Request
-    block: Block
-    outcomes: Successors
 
 
 class Scheduler:

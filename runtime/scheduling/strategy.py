@@ -57,6 +57,18 @@ class Successors(NamedTuple):
     if_final: NextForward | None = None
 
 
+class RequestSuccessors(NamedTuple):
+    """What the next step of a request forwards.
+
+    Attributes:
+        block: its sampled block.
+    """
+
+    request: Request
+    block: Block
+    outcomes: Successors
+
+
 class Strategy:
     """A decoding strategy. There is one instance per engine, without state: all state of a request is in `Request`.
 

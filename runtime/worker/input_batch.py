@@ -41,7 +41,6 @@ from runtime.kernels.segments import (
 from runtime.scheduling.kv_cache_manager import PageTable
 from runtime.scheduling.lora_manager import LoRAManager
 from runtime.scheduling.request import Block, Request, ScheduledRequest
-from runtime.scheduling.scheduler import RequestSuccessors
 from runtime.scheduling.step_plan import (
     BLOCK_NUMBERS,
     MASKED,
@@ -60,7 +59,7 @@ from runtime.scheduling.step_plan import (
     SoftEmbeddingRows,
     StepPlan,
 )
-from runtime.scheduling.strategy import NextForward, Strategy
+from runtime.scheduling.strategy import NextForward, RequestSuccessors, Strategy
 from runtime.worker.host_buffers import Arrays
 from runtime.worker.logits_processors import logits_processor_arrays, make_logits_processor_batch
 from runtime.worker.next_step import BlockEnd, NextStep

@@ -36,19 +36,19 @@ class Capturer:
 def capture_on_cpu(patch: pytest.MonkeyPatch, log: Callable[[str], Any], failing: tuple[int, ...] = ()) -> None:
     """Makes this process capture, and leaves all but the largest graphs to steps and to idle times."""
     capturer, steps = Capturer(failing), [0]
-    launch, launch_forward = CudaGraphRunner._launch, CudaGraphRunner.launch_forward
+    launch, forward = CudaGraphRunner._launch, CudaGraphRunner._forward
 
     def logged(self: CudaGraphRunner, descriptor: Any, graph: Any, *arguments: Any) -> bool:
         if graph.replay is None:
             log(f"{steps[0]} {re.sub(' at 0x[0-9a-f]+', '', str(descriptor))}")
         return launch(self, descriptor, graph, *arguments)
 
-    def counted(self: CudaGraphRunner, plan: Any) -> None:
+    def counted(self: CudaGraphRunner, plan: Any) -> Any:  # also of a forward that rank 0 launches early
         steps[0] += 1
-        launch_forward(self, plan)
+        return forward(self, plan)
 
     patch.setattr(CudaGraphRunner, "_launch", logged)
-    patch.setattr(CudaGraphRunner, "launch_forward", counted)
+    patch.setattr(CudaGraphRunner, "_forward", counted)
     patch.setattr(memory, "_uses_cuda_graphs", lambda config, *_: not config.enforce_eager)
     patch.setattr(memory, "GraphCapturer", lambda device: capturer)
     patch.setattr(warmup, "READY_REQUESTS", 0)
