@@ -24,9 +24,9 @@ from runtime.bench.accept_none import AcceptNoneRunner, count_experts
 from runtime.bench.layers import layer_error
 from runtime.bench.roofline import work_of
 from runtime.bench.steady_state import (
-    MAX_WARMUP_STEPS,
     SERVED,
     TIMED_STEPS,
+    WARMUP_STEPS,
     SteadyStep,
     begin,
     pages_of,
@@ -142,7 +142,7 @@ class Live:
         times: list[StepTime] = []
         while len(times) < repeats:
             rewind = self._begin(engine, step, seed)
-            for _ in range(MAX_WARMUP_STEPS):
+            for _ in range(WARMUP_STEPS):
                 rewind()
                 engine.execute_step()
             for _ in range(min(TIMED_STEPS if ends else repeats, repeats - len(times))):

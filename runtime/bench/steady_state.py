@@ -27,7 +27,7 @@ KINDS = {
     "prefill": "prompts with their first blocks, as many as --budget holds",
 }
 TIMED_STEPS = 12  # steps with the same requests, if some of their blocks end
-MAX_WARMUP_STEPS = 12  # steps before the timed ones
+WARMUP_STEPS = 12  # steps before the timed ones
 # A value of a parameter of the algorithm with which any step ends a block, and one with which none does.
 ENDING = {"accept_threshold": (0.0, 1.0), "max_denoising_steps": (1.0, 4096.0)}
 CHUNK = 512  # rows of the prompt in a mixed step
@@ -54,7 +54,7 @@ class Member:
             request.reused_kv_spans = []
 
     def max_tokens(self, block: int) -> int:
-        return (MAX_WARMUP_STEPS + TIMED_STEPS + 2) * block if self.ends else block
+        return (WARMUP_STEPS + TIMED_STEPS + 2) * block if self.ends else block
 
 
 @dataclass(frozen=True)

@@ -220,10 +220,10 @@ class Engine:
         except SchedulingError as error:
             self._output_processor.fail_request(error.request, error.__cause__ or error)
             return None
-        self.runner.write_pages(self.input_builder.take_page_writes(batch))
         if successors is None:
             return None
-        return self.input_builder.prepare(successors, self.scheduler.max_next_rows)
+        self.runner.write_pages(self.input_builder.take_page_writes(batch))
+        return self.input_builder.prepare(successors, self.scheduler.max_step_rows)
 
     def _record_step(
         self, requests: int, schedule_start: float, started: float, ended: float, device_seconds: float | None

@@ -88,7 +88,7 @@ class Scheduler:
         # With several tenants, further requests of a tenant must not make the steps of the others long.
         shared = self._is_shared
         order, num_first = self._round_robin_order() if shared else (self._order(), 0)
-        remaining_in_time = self.step_time.max_rows(remaining) if shared else remaining
+        remaining_in_time = self.max_step_rows
         deferred, self._deferred_exclusive = self._deferred_exclusive, None
         if deferred is not None and deferred.status is Status.RUNNING:  # first: else newer ones may precede it forever
             order = [deferred, *(request for request in order if request is not deferred)]
@@ -138,8 +138,8 @@ class Scheduler:
         return len(self.running) > 2 and 1 < self.waiting.num_competing < len(self.running)
 
     @property
-    def max_next_rows(self) -> int:
-        """Maximum number of rows of a step whose forward is launched early."""
+    def max_step_rows(self) -> int:
+        """Maximum number of rows of a step, or of one in the time of a shared step."""
         return self.step_time.max_rows(self.token_budget) if self._is_shared else self.token_budget
 
     def successors(self, batch: list[ScheduledRequest]) -> list[RequestSuccessors] | None:

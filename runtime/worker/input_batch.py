@@ -403,7 +403,6 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
     blocks: list[Block] = []
     owners: list[Request] = []
     numbers: list[int] = []  # flat, as an array of tuples takes three times as long
-    wants = 0
     led = shaped = False
     for scheduled, offset in zip(batch, offsets, strict=True):
         request = scheduled.request
@@ -411,7 +410,6 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
             blocks.append(block)
             owners.append(request)
             numbers += (block.logits_start + offset, request.req_slot, block.start, block.size, *numbers_of(block))
-            wants |= request.required_stats
             led |= request.decodes_left_to_right
             shaped |= request.logits_processors is not None
     if not blocks:
@@ -438,7 +436,7 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
         sampling=_sampling_inputs(owners, blocks, groups, size),
         groups=groups,
         noise_uniforms=_uniforms(owners, blocks, size, RENOISE) if noisy else None,
-        self_conditioned=bool(wants & LogitStat.SELF_CONDITIONING),
+        self_conditioned=any(group.required_stats & LogitStat.SELF_CONDITIONING for group in groups),
         logits_processors=make_logits_processor_batch(owners, blocks, size) if shaped else None,
         grammar_blocks=grammar_blocks(owners, blocks) if led else (),
         forced_tokens=forced_blocks(owners, blocks) if led else (),

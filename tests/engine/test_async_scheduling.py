@@ -162,12 +162,8 @@ def test_a_request_waits_in_a_full_engine_without_delaying_launches(monkeypatch:
 def test_no_forward_without_pages_is_launched_early(strategy: str, pages: int) -> None:
     """With `edit`, a first token may continue. Its forward would write to pages of others."""
     setup = Setup(strategy=strategy, block=8, pages=pages, max_len=40, replayed=True, eos=(15,), max_reqs=4)
-    several = [
-        replace(
-            ask, params=replace(ask.params, algorithm="edit"), prompt=(1, 2, 3, 4, 5, 6, 7, n)[: 5 + n], report="final"
-        )
-        for n, ask in enumerate(asking(24, 16, 24, 16))
-    ]
+    several = asking(24, 16, 24, 16, algorithm="edit")
+    several = [replace(ask, prompt=(1, 2, 3, 4, 5, 6, 7, n)[: 5 + n]) for n, ask in enumerate(several)]
     answers = []
     for replayed in (True, False):
         engine, tokens = make_engine(replace(setup, replayed=replayed)), dict[str, list[int]]()
