@@ -9,8 +9,17 @@ from typing import Any
 import torch
 
 from runtime.layers.moe import Router
-from runtime.scheduling.step_plan import MUST_ADVANCE, BlockResults, DenoiseBlocks, PageWrites, SampledBlocks, StepPlan
+from runtime.scheduling.step_plan import (
+    MUST_ADVANCE,
+    BlockResults,
+    DenoiseBlocks,
+    Ints32,
+    PageWrites,
+    SampledBlocks,
+    StepPlan,
+)
 from runtime.worker.model_runner import ModelRunner, RunnerStats
+from runtime.worker.next_step import NextStep
 
 
 class AcceptNoneRunner:
@@ -60,6 +69,12 @@ class AcceptNoneRunner:
 
     def write_pages(self, writes: PageWrites | None) -> None:
         self.runner.write_pages(writes)
+
+    def offer(self, step: NextStep) -> None:
+        self.runner.offer(step)
+
+    def launch_chosen(self, choice: Ints32) -> None:
+        self.runner.launch_chosen(choice)
 
     def launch_next(self, plan: StepPlan) -> None:
         self.runner.launch_next(plan)

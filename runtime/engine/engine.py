@@ -201,16 +201,22 @@ class Engine:
     def _finish(self, batch: list[ScheduledRequest]) -> BlockResults:
         """Waits for the sampled blocks, launches the next forward if it is known, and returns the results."""
         runner = self.runner
-        following = self._prepare_next(batch) if runner.launches_next and not self.grammar_queue.waiting else None
-        sampled = runner.wait()
-        plan = None if following is None or sampled is None else following.choose(sampled)
-        if following is None or plan is None or self._has_pending_commands():  # a launch would delay them by a step
-            return runner.results()
+        following = self._prepare_next(batch) if runner.launches_next else None
         reads_names = any(scheduled.request.tool_names is not None for scheduled in batch)
+        if following is not None:
+            runner.offer(following)
+        sampled = runner.wait()
+        if following is None or sampled is None or self._has_pending_commands():  # a launch would delay them by a step
+            return runner.results()
+        if following.stopping and following.is_stopped(sampled):
+            return runner.results()
         results = runner.results() if reads_names else None
         if results is None or not self._output_processor.may_mask(batch, results):
-            runner.launch_next(plan)
-            self._launched = following.requests, plan.segments
+            runner.launch_chosen(sampled.choice)
+            plan = following.plan(sampled.choice)
+            if plan is not None:
+                runner.launch_next(plan)
+                self._launched = following.requests, plan.segments
         return results or runner.results()
 
     def _prepare_next(self, batch: list[ScheduledRequest]) -> NextStep | None:

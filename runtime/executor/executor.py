@@ -24,10 +24,11 @@ from runtime.executor.rank_worker import error_summary, file_digests_of
 from runtime.executor.serialization import encode_blocks, encode_forward
 from runtime.lora.adapter_checkpoint import Adapter
 from runtime.lora.adapter_weights import LoRAWeights
-from runtime.scheduling.step_plan import BlockResults, DenoiseBlocks, PageWrites, SampledBlocks, StepPlan
+from runtime.scheduling.step_plan import BlockResults, DenoiseBlocks, Ints32, PageWrites, SampledBlocks, StepPlan
 from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.next_step import NextStep
 
 # Errors of gloo and of torch's file store. Errors of CUDA name timeouts too, but say nothing about the other ranks.
 RANK_TIMED_OUT = re.compile(r"\A(Wait timeout|Timeout waiting for key)|gloo.*timed out", re.IGNORECASE | re.DOTALL)
@@ -283,6 +284,12 @@ class DistributedRunner:
         if writes is not None:
             self.executor.broadcast(rpc.WritePages(*writes))
             self.local.write_pages(writes)
+
+    def offer(self, step: NextStep) -> None:
+        self.local.offer(step)
+
+    def launch_chosen(self, choice: Ints32) -> None:
+        self.local.launch_chosen(choice)
 
     def launch_next(self, plan: StepPlan) -> None:
         """See `Runner.launch_next`. If the step does not follow, the other ranks get another `Step` instead."""

@@ -18,6 +18,7 @@ from runtime.kernels.fused_moe.fused_moe import fused_experts, fused_moe, fused_
 from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest, softmax_stats
 from runtime.kernels.linear import batch_invariant_gemm, fp8_linear, group_quantized_linear, quantized_linear_torch
 from runtime.kernels.lora import LoRAKernel, add_lora, add_lora_reference
+from runtime.kernels.next_segments import BlockCounters, choose_segments, choose_segments_reference
 from runtime.kernels.quantized_tensor import Fp8, quantize_fp8_weight
 from runtime.kernels.segments import ForwardRows, RowTables, expand_segments, expand_segments_reference
 from runtime.kernels.topk_topp_sampling import topk_topp_sample
@@ -46,6 +47,7 @@ SelectExpertsKernel = Callable[[Tensor, OptTensor, moe_router.RoutingConfig, Opt
 MoEKernel = Callable[[Tensor, Tensor, Tensor, Any, Any, OptTensor, Activation, OptTensor], Tensor]
 MoEAddNormKernel = Callable[[Tensor, Tensor, Tensor, Any, Any, OptTensor, Tensor, OptTensor, float], TensorPair]
 UnmaskKernel = Callable[[BlockInputs, SampledRows, int | None, Tensor], UnmaskOutput]
+ChooseSegmentsKernel = Callable[[BlockCounters, Tensor, int, Tensor, Tensor], None]
 ExpandSegmentsKernel = Callable[[Tensor, RowTables, int, int, int], ForwardRows]
 SoftmaxStatsKernel = Callable[[Tensor, StatsRequest], SoftmaxStats]
 
@@ -76,6 +78,7 @@ class KernelSet:
 
     name: str
     expand_segments: ExpandSegmentsKernel = expand_segments_reference
+    choose_segments: ChooseSegmentsKernel = choose_segments_reference
     interleaved_gate_up: bool = False  # `moe` expects interleaved gate and up rows (`interleave_gate_up`)
     split_router_weight: bool = False  # `router_logits` accepts, for bfloat16 models, a weight from `split_bf16x3`
     rms_norm: RMSNormKernel
@@ -141,6 +144,7 @@ SANDWICH_NORMS = layernorm.SandwichNormOps(layernorm.pre_mlp_norms, layernorm.po
 TRITON = KernelSet(
     name="triton",
     expand_segments=expand_segments,
+    choose_segments=choose_segments,
     interleaved_gate_up=True,
     split_router_weight=True,
     rms_norm=layernorm.rms_norm,

@@ -16,6 +16,7 @@ from runtime.kernels.common import tl, triton
 
 Ints32 = npt.NDArray[np.int32]
 PADDING = -1  # `start` of the segment that pads a captured forward
+REMAINDER = 1 << 24  # `count` of that segment: all rows that are left. Segments behind it have none.
 NO_LIMIT = 2**31 - 1
 ROWS = 256  # rows per iteration of the kernel
 
@@ -30,7 +31,7 @@ class Segment(NamedTuple):
     Attributes:
         slot: row of the page table.
         start: first position; PADDING for the segment that fills up a captured forward. Its rows store no K/V.
-        count: number of positions.
+        count: number of positions; REMAINDER for that segment.
         origin, block_size, causal_end: see above.
         visible_limit: no row attends to keys from this position on.
         window_end: rows behind it have the sliding window of the row at it.
@@ -111,12 +112,13 @@ def expand_segments_reference(
     """Returns the rows of a forward.
 
     Args:
-        segments: int32 [n, FIELDS]. The last one with rows may be padding.
+        segments: int32 [n, FIELDS]. Those after one of padding are not read.
         rows, tiles: numbers of rows and tiles. Tiles after those of the segments have no rows.
         tile_rows: maximum rows of a tile.
     """
     wide = segments.long()
-    counts = wide[:, COUNT]
+    counts = wide[:, COUNT].clamp(max=rows)
+    counts = counts.minimum(rows - (counts.cumsum(0) - counts)).clamp(min=0)
     owner = torch.repeat_interleave(torch.arange(len(wide), device=wide.device), counts, output_size=rows)
     own, first_row = wide[owner], counts.cumsum(0) - counts
     offset = torch.arange(rows, device=wide.device) - first_row[owner]
@@ -152,10 +154,10 @@ def expand_segments_reference(
     )
 
 
-@triton.jit(do_not_specialize=["tiles", "pages_stride", "max_len", "tile_rows"])
+@triton.jit(do_not_specialize=["tiles", "pages_stride", "max_len", "tile_rows", "rows"])
 def _expand_segments(
     segments_ptr, token_table_ptr, pages_ptr, tokens_ptr, positions_ptr, slots_ptr, visible_end_ptr, window_pos_ptr,
-    is_editable_ptr, lora_slots_ptr, tiles_ptr, tiles, pages_stride, max_len, tile_rows,
+    is_editable_ptr, lora_slots_ptr, tiles_ptr, rows, tiles, pages_stride, max_len, tile_rows,
     PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Expands one segment per program."""
@@ -168,8 +170,10 @@ def _expand_segments(
     for begin in range(0, tl.program_id(0), ROWS):
         before = begin + tl.arange(0, ROWS)
         counts = tl.load(segments_ptr + before * FIELDS + 2, mask=before < tl.program_id(0), other=0)
+        counts = tl.minimum(counts, rows)
         first_row += tl.sum(counts, 0)
         first_tile += tl.sum(tl.cdiv(counts, tile_rows), 0)
+    count = tl.minimum(count, rows - first_row)  # below 1 behind the padding
     padding = start < 0
     own_entry = 1 + slot.to(tl.int64) * max_len + start
     first_entry = tl.where(first_token < 0, own_entry, first_token.to(tl.int64))
@@ -213,7 +217,7 @@ def expand_segments(segments: torch.Tensor, tables: RowTables, rows: int, tiles:
     found = ForwardRows(wide[0], wide[1], wide[2], narrow[0], wide[3], is_editable, narrow[1], query_tiles)
     _expand_segments[(len(segments),)](
         segments, tables.tokens, tables.pages, found.tokens, found.positions, found.slots, found.visible_end,
-        found.window_pos, found.is_editable, found.lora_slots, query_tiles, tiles, tables.pages.stride(0),
+        found.window_pos, found.is_editable, found.lora_slots, query_tiles, rows, tiles, tables.pages.stride(0),
         tables.max_len, tile_rows, PAGE_SIZE=tables.page_size, FIELDS=FIELDS, ROWS=ROWS, num_warps=4,
     )  # fmt: skip
     return found

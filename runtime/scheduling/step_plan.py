@@ -327,13 +327,13 @@ class SampledBlocks(NamedTuple):
     """The sampled blocks of a step as they are on the device, before grammars and forced tokens.
 
     Attributes:
-        numbers: [len(COUNTERS), n].
         tokens, state: [n, B].
+        choice: int32 [HEADER + n], the choice of the next forward (``kernels.next_segments``).
     """
 
-    numbers: Ints
     tokens: Ints
     state: Bytes
+    choice: Ints32
 
 
 NO_RESULTS = BlockResults(  # a step without sampled blocks

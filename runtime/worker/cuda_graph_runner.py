@@ -21,10 +21,11 @@ import torch
 
 from runtime.distributed.process_group import AllReduceBuffer
 from runtime.errors import ReplicaLost
+from runtime.kernels.next_segments import HEADER, OUTCOMES, UNKNOWN
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
 from runtime.request.eager_reason import EagerReason
-from runtime.scheduling.step_plan import DenoiseBlocks, SampledBlocks, StepPlan
+from runtime.scheduling.step_plan import DenoiseBlocks, Ints32, SampledBlocks, StepPlan
 from runtime.worker.candidates import SamplerConfig
 from runtime.worker.graph_padding import (
     CaptureSizes,
@@ -35,7 +36,15 @@ from runtime.worker.graph_padding import (
     sample_buffer_specs,
     sample_output_nbytes,
 )
-from runtime.worker.host_buffers import ArraySpecs, BufferLayout, BufferView, StaticBuffer, pack, tensor_specs
+from runtime.worker.host_buffers import (
+    ALIGNMENT,
+    ArraySpecs,
+    BufferLayout,
+    BufferView,
+    StaticBuffer,
+    pack,
+    tensor_specs,
+)
 from runtime.worker.input_batch import (
     ForwardDescriptor,
     SampleDescriptor,
@@ -44,6 +53,7 @@ from runtime.worker.input_batch import (
     sample_inputs,
 )
 from runtime.worker.model_runner import LaunchedForward, ModelRunner
+from runtime.worker.next_step import NextStep
 
 log = logging.getLogger(__name__)
 
@@ -150,8 +160,8 @@ class CapturedGraph:
         inputs: the transfer of the inputs.
         replay: launches the graph. None: not captured yet.
         output_layout: layout of the outputs in their buffer.
-        outputs: the transfer of the outputs.
-        host_outputs: views of the outputs on the host.
+        outputs: the transfer of the choice of the next forward, and of the outputs.
+        host_outputs, device_outputs: views of the outputs on the host and on the device.
     """
 
     host_inputs: Views
@@ -161,6 +171,7 @@ class CapturedGraph:
     output_layout: BufferLayout = field(default_factory=lambda: BufferLayout({}))
     outputs: BufferView | None = None
     host_outputs: Views = field(default_factory=dict)
+    device_outputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class CudaGraphRunner(ModelRunner):
@@ -196,6 +207,16 @@ class CudaGraphRunner(ModelRunner):
         self._forward_memory, self._sample_memory, self._output_memory = (
             StaticBuffer(self.device, max(2 * nbytes, MIN_BUFFER_BYTES)) for _ in range(3)
         )
+        self._outcome_memory = StaticBuffer(self.device, 4 * OUTCOMES * config.max_num_reqs)
+        self._chosen: CapturedGraph | None = None  # a graph that was replayed ahead of `launch_next`
+        # The choice precedes the output of sampling, so that one copy has both.
+        nbytes, memory = self.choice.nbytes, self._output_memory
+        self.choice = memory.device[:nbytes].view(torch.int32)
+        self._host_choice = memory.numbers[:nbytes].view(np.int32)
+        self._outputs_start = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        if not self.self_conditioned:  # other forwards read more than their segments, which are their first input
+            first = self._forward_memory.device[: self.next_segments.nbytes]
+            self.next_segments = first.view(torch.int32).view(self.next_segments.shape)
 
     @property
     def launches_next(self) -> bool:
@@ -209,7 +230,7 @@ class CudaGraphRunner(ModelRunner):
         return LaunchedForward(plan, *self._forward_new_rows(plan))
 
     def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
-        self.blocks, self._launched, self._sample_graph = blocks, [], None
+        self.blocks, self._launched, self._sample_graph, self._offered = blocks, [], None, None
         if blocks is None:
             self.stats.count(self._eager_reason)
             return
@@ -235,20 +256,54 @@ class CudaGraphRunner(ModelRunner):
             self._launch_sample(blocks, descriptor, arrays)
             return
         self.stats.count(reason)
-        self._launched = [(blocks, padded, {})]
+        self._launched = [(blocks, padded, self._sample_graph.device_outputs)]
+
+    def _upload(self, outcomes: Ints32) -> torch.Tensor:
+        if self._sample_graph is None:
+            return super()._upload(outcomes)
+        view = self._outcome_memory.slice(outcomes.nbytes)
+        view.host.view(torch.int32).numpy()[...] = outcomes.ravel()  # `wait` of the last step has read what was there
+        view.upload()
+        return view.device.view(torch.int32).view(outcomes.shape)
+
+    def _choose(self, step: NextStep, outcomes: torch.Tensor, numbers: torch.Tensor) -> None:
+        super()._choose(step, outcomes, numbers)
+        if not self.self_conditioned:  # otherwise the input of the last forward was not overwritten
+            self._last_forward = self._last_graph = None
 
     def wait(self) -> SampledBlocks | None:
         graph = self._sample_graph
         if graph is None:
             return super().wait()
-        if graph.outputs is None:
-            graph.outputs = self._output_memory.slice(graph.output_layout.nbytes)
-            graph.host_outputs = graph.output_layout.on_host(self._output_memory.numbers)
+        assert graph.outputs is not None
         graph.outputs.download()
         self._forward_memory.pending = self._sample_memory.pending = False
         self._outputs = [graph.host_outputs]
         self._output_buffer = self._output_memory.pinned
-        return self._sampled_blocks()
+        return self._sampled_blocks(self._host_choice)
+
+    def launch_chosen(self, choice: Ints32) -> None:
+        rows, tiles, tile_rows = choice[:HEADER].tolist()
+        step = self._offered
+        if step is None or rows == UNKNOWN or self.self_conditioned:
+            return
+        modules = step.active_lora_modules
+        chosen = ForwardDescriptor(rows, tiles, len(step.requests), 0, tile_rows, 0, active_lora_modules=modules)
+        padded = self.sizes.pad_forward(chosen)
+        graph = None if padded is None else self._graphs.get(padded)
+        if graph is not None and graph.replay is not None:
+            self.timer.begin()
+            graph.replay()
+            self._chosen = graph
+
+    def launch_next(self, plan: StepPlan) -> None:
+        graph, self._chosen = self._chosen, None
+        if graph is None:
+            super().launch_next(plan)
+            return
+        assert self._static_hidden_states is not None
+        self._next = self._last_forward = LaunchedForward(plan, self._static_hidden_states, None)
+        self._last_graph = graph
 
     def _replay(self, plan: StepPlan) -> torch.Tensor | None:
         """Replays the last forward, if only tokens and pages have changed since then. Returns its hidden states."""
@@ -311,20 +366,28 @@ class CudaGraphRunner(ModelRunner):
     def _launch_sample_graph(self, descriptor: SampleDescriptor, fill: Callable[[Views], None]) -> CapturedGraph | None:
         """Launches the graph of sampling and returns it; None if there is none."""
 
+        memory, start = self._output_memory, self._outputs_start
+
         def work() -> None:
             assert self._static_hidden_states is not None
             found = self.model_step.sample(descriptor, inputs, self._static_hidden_states, graph_safe=True)
             if not out.specs:
                 out.set_specs(tensor_specs(found))
-            pack(found, out, self._output_memory.device)
+            pack(found, out, memory.device[start:])
 
         graph = None
-        if sample_output_nbytes(descriptor) <= len(self._output_memory):
+        if start + sample_output_nbytes(descriptor) <= len(memory):
             graph = self._get_graph(descriptor, lambda: sample_buffer_specs(descriptor), self._sample_memory)
         if graph is None:
             return None
         inputs, out = graph.device_inputs, graph.output_layout
-        return graph if self._launch(descriptor, graph, self._sample_memory, fill, work) else None
+        if not self._launch(descriptor, graph, self._sample_memory, fill, work):
+            return None
+        if graph.outputs is None:
+            graph.outputs = memory.slice(start + out.nbytes)
+            graph.host_outputs = out.on_host(memory.numbers[start:])
+            graph.device_outputs = out.on_device(memory.device[start:])
+        return graph
 
     def _get_graph(
         self, descriptor: Hashable, specs: Callable[[], ArraySpecs], buffer: StaticBuffer

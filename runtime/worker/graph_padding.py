@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from runtime.algorithms.base import NO_FILTERS
 from runtime.kernels.forward_batch import MAX_TILE_ROWS
-from runtime.kernels.segments import COUNT, FIELDS, PADDING, SLOT, START
+from runtime.kernels.segments import COUNT, FIELDS, PADDING, REMAINDER, SLOT, START
 from runtime.scheduling.step_plan import BLOCK_NUMBERS
 from runtime.worker.host_buffers import Arrays, ArraySpecs
 from runtime.worker.input_batch import AlgorithmDescriptor, ForwardDescriptor, SampleDescriptor
@@ -248,10 +248,10 @@ def pad_forward_inputs(
     into: Views, descriptor: ForwardDescriptor, arrays: Arrays, padded: ForwardDescriptor, sizes: CaptureSizes
 ) -> None:
     """Writes the inputs of a forward into the buffers of a larger descriptor."""
-    rows, num_segments, segments = descriptor.rows, descriptor.segments, into["segments"]
+    num_segments, segments = descriptor.segments, into["segments"]
     segments[:num_segments] = arrays["segments"]
-    segments[num_segments:] = 0
-    segments[num_segments, START], segments[num_segments, COUNT] = PADDING, padded.rows - rows
+    segments[num_segments] = 0
+    segments[num_segments, START], segments[num_segments, COUNT] = PADDING, REMAINDER
     if num_segments:
         segments[num_segments, SLOT] = segments[0, SLOT]  # padding reads one key of a page that is in use
     if padded.soft_embedding_shape[0]:

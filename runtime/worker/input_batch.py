@@ -27,6 +27,7 @@ from runtime.algorithms.base import (
 )
 from runtime.algorithms.logits_ops import DRAW, RENOISE, uniforms
 from runtime.kernels.forward_batch import MAX_TILE_ROWS
+from runtime.kernels.next_segments import UNKNOWN, BlockEnd
 from runtime.kernels.segments import (
     COUNT,
     FIELDS,
@@ -62,10 +63,10 @@ from runtime.scheduling.step_plan import (
 from runtime.scheduling.strategy import NextForward, RequestSuccessors, Strategy
 from runtime.worker.host_buffers import Arrays
 from runtime.worker.logits_processors import logits_processor_arrays, make_logits_processor_batch
-from runtime.worker.next_step import BlockEnd, NextStep
+from runtime.worker.next_step import NextStep
 from runtime.worker.request_states import RequestStates
 
-UNKNOWN = NextForward(0, 1, 0)  # in place of a forward that is not known
+UNKNOWN_FORWARD = NextForward(0, UNKNOWN, 0)  # so its segment has this count
 
 
 @dataclass(frozen=True)
@@ -324,32 +325,29 @@ class InputBuilder:
         uniform_noise = self.strategy.uniform_noise
         outcomes = [each.outcomes for each in successors]
         if_continuing, if_final = (
-            self._segments((request, pair[n] or UNKNOWN) for request, pair in zip(requests, outcomes, strict=True))
-            for n in range(2)
+            self._segments((each.request, each.outcomes[n] or UNKNOWN_FORWARD) for each in successors) for n in range(2)
         )
         if np.array_equal(if_continuing, self._last_segments):
             if_continuing = self._last_segments  # the runner sees that it is the same without a comparison
         stopping = [n for n, request in enumerate(requests) if request.spec.stop_ids]
         modules = self._active_lora_modules(requests)
         continues = None
-        if all(pair.if_continuing is not None for pair in outcomes) and if_continuing[:, COUNT].sum() <= max_rows:
+        if all(pair.if_continuing is not None for pair in outcomes):
             conditioning = _next_conditioning(successors, if_continuing)
             continues = StepPlan(if_continuing, active_lora_modules=modules, self_conditioning=conditioning)
+        ends = [
+            BlockEnd(
+                size=block.size,
+                without_masks=not (request.algorithm.edits or uniform_noise),
+                at_eos=not (request.spec.ignore_eos or uniform_noise),
+                output_end=request.end - block.start,
+            )
+            for request, block, _ in successors
+        ]
         return NextStep(
             requests=requests,
-            ends=[
-                BlockEnd(
-                    is_known=(outcomes.if_continuing is not None, outcomes.if_final is not None),
-                    size=block.size,
-                    without_masks=not (request.algorithm.edits or uniform_noise),
-                    at_eos=not (request.spec.ignore_eos or uniform_noise),
-                    output_end=request.end - block.start,
-                )
-                for request, block, outcomes in successors
-            ],
+            outcomes=np.concatenate([np.array(ends, dtype=np.int32), if_continuing, if_final], axis=1),
             if_all_continue=continues,
-            if_continuing=if_continuing,
-            if_final=if_final,
             stop_ids=np.array([token for n in stopping for token in requests[n].spec.stop_ids], dtype=np.int64),
             stopping=stopping,
             active_lora_modules=modules,

@@ -6,21 +6,24 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
 from runtime.kernels.forward_batch import ForwardBatch
+from runtime.kernels.next_segments import HEADER, BlockCounters
 from runtime.kernels.ops import select_kernels
-from runtime.kernels.segments import RowTables
+from runtime.kernels.segments import FIELDS, RowTables
 from runtime.kernels.unmask import BlockInputs, SampledRows
 from runtime.layers.embedding import soft_token_embeddings
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, SelfConditioned
 from runtime.request.eager_reason import EagerReason
 from runtime.scheduling.step_plan import (
+    COUNTERS,
     FIXED,
     MASKED,
     MUST_ADVANCE,
@@ -28,6 +31,7 @@ from runtime.scheduling.step_plan import (
     NUM_STEPS,
     BlockResults,
     DenoiseBlocks,
+    Ints32,
     PageWrites,
     SampledBlocks,
     SelfConditioningRows,
@@ -38,6 +42,7 @@ from runtime.worker.constrained_decoding import apply_grammar, write_forced_toke
 from runtime.worker.host_buffers import Arrays, PinnedBuffer, make_timing_event
 from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs
 from runtime.worker.logprobs import compute_logprobs
+from runtime.worker.next_step import NextStep
 from runtime.worker.request_states import RequestStates
 from runtime.worker.sampler import (
     FINISHED,
@@ -89,16 +94,31 @@ class Runner(Protocol):
         """Launches the sampling of the step; None: it samples no blocks."""
         ...
 
+    def offer(self, step: NextStep) -> None:
+        """Lets the device choose the next forward from what it samples. Call it after `launch_sampling`."""
+        ...
+
     def wait(self) -> SampledBlocks | None:
-        """Waits for the sampled blocks, and returns them; None if there are none, or several parts of them."""
+        """Waits for the sampled blocks. Returns them, if a next step was offered and all were sampled together."""
         ...
 
     def write_pages(self, writes: PageWrites | None) -> None:
         """Stores pages that the host has allocated, once the launched step has run."""
         ...
 
+    def launch_chosen(self, choice: Ints32) -> None:
+        """Launches the forward that the device has chosen at once, if it has a CUDA graph. `launch_next` follows.
+
+        Args:
+            choice: ``SampledBlocks.choice``.
+        """
+        ...
+
     def launch_next(self, plan: StepPlan) -> None:
-        """Launches the forward of the next step, after `wait`. It reads the tokens that this step has sampled."""
+        """Launches the forward of the next step, after `wait`. It reads the tokens that this step has sampled.
+
+        If the step was offered, `plan` is the one that the device has chosen.
+        """
         ...
 
     def results(self) -> BlockResults:
@@ -184,6 +204,9 @@ class ModelRunner:
         self._output_buffer = self.d2h  # buffer through which `_outputs` were copied
         self._eager_reason: EagerReason | None = None  # of its forward
         self._next: LaunchedForward | None = None  # forward of the next step
+        self._offered: NextStep | None = None
+        self.next_segments = torch.zeros(config.max_num_reqs + 1, FIELDS, dtype=torch.int32, device=pool.device)
+        self.choice = torch.zeros(HEADER + config.max_num_reqs, dtype=torch.int32, device=pool.device)
 
     @property
     def overlaps(self) -> bool:
@@ -206,6 +229,9 @@ class ModelRunner:
     def write_pages(self, writes: PageWrites | None) -> None:
         self.states.write_pages(writes, self.h2d)
 
+    def launch_chosen(self, choice: Ints32) -> None:
+        pass  # without a graph, nothing is faster than `launch_next`
+
     def launch_next(self, plan: StepPlan) -> None:
         self._next = self._forward(plan)
 
@@ -225,16 +251,34 @@ class ModelRunner:
         self.stats.count(self._eager_reason)
         self._sample_eagerly(blocks)
 
-    def wait(self) -> SampledBlocks | None:
-        self._outputs = [self.d2h.to_host(output) for _, _, output in self._launched]
-        self._output_buffer = self.d2h
-        return self._sampled_blocks()
+    def offer(self, step: NextStep) -> None:
+        if len(self._launched) == 1:
+            self._offered = step
+            self._choose(step, self._upload(step.outcomes), self._launched[0][2]["numbers"])
 
-    def _sampled_blocks(self) -> SampledBlocks | None:
-        if len(self._outputs) != 1 or self.blocks is None:
+    def _upload(self, outcomes: Ints32) -> torch.Tensor:
+        return self.h2d.to_device({"outcomes": outcomes})["outcomes"]
+
+    def _choose(self, step: NextStep, outcomes: torch.Tensor, numbers: torch.Tensor) -> None:
+        """Launches the choice.
+
+        Args:
+            numbers: int64 [len(COUNTERS), at least n].
+        """
+        counters = BlockCounters(*(numbers[COUNTERS.index(name), : len(outcomes)] for name in BlockCounters._fields))
+        self.model_step.choose_segments(counters, outcomes, step.max_rows, self.next_segments, self.choice)
+
+    def wait(self) -> SampledBlocks | None:
+        choice = {} if self._offered is None else {"choice": self.choice}
+        self._outputs = [self.d2h.to_host({**output, **choice}) for _, _, output in self._launched]
+        self._output_buffer = self.d2h
+        return self._sampled_blocks(self._outputs[0].get("choice")) if self._outputs else None
+
+    def _sampled_blocks(self, choice: npt.NDArray[Any] | None) -> SampledBlocks | None:
+        if self._offered is None or choice is None:
             return None
-        (output,), n = self._outputs, len(self.blocks.rows)
-        return SampledBlocks(output["numbers"][:, :n], output["tokens"][:n], output["state"][:n])  # type: ignore[arg-type]
+        (output,), n = self._outputs, len(self._offered.requests)
+        return SampledBlocks(output["tokens"][:n], output["state"][:n], choice[: HEADER + n])  # type: ignore[arg-type]
 
     def results(self) -> BlockResults:
         blocks, hidden_states = self.blocks, self.hidden_states
@@ -298,7 +342,7 @@ class ModelRunner:
         return descriptor, self.h2d.to_device(arrays)
 
     def _sample_eagerly(self, blocks: DenoiseBlocks | None) -> None:
-        self.blocks, self._launched = blocks, []
+        self.blocks, self._launched, self._offered = blocks, [], None
         if blocks is None:
             return
         for part in blocks.per_request or (blocks,):
@@ -336,7 +380,8 @@ class ModelStep:
         self.model = model
         self.pool = pool
         self.states = states
-        self.expand_segments = select_kernels(pool.device, pool.dtype).expand_segments
+        kernels = select_kernels(pool.device, pool.dtype)
+        self.expand_segments, self.choose_segments = kernels.expand_segments, kernels.choose_segments
         self.mask_id = config.mask_id
         self.soft_embedding_chunk_rows = None
         if config.batch_invariant:

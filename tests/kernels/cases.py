@@ -4,6 +4,7 @@ The interpreter (small shapes, CPU) and the GPU suite (realistic shapes) share t
 on inputs rounded to the kernel's dtype.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -43,6 +44,14 @@ from runtime.kernels.moe_router import (
     select_experts_reference,
     split_bf16x3,
 )
+from runtime.kernels.next_segments import (
+    HEADER,
+    UNKNOWN,
+    BlockCounters,
+    BlockEnd,
+    choose_segments,
+    choose_segments_reference,
+)
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.kernels.rotary_and_cache import (
     QKNormRopeConfig,
@@ -52,7 +61,11 @@ from runtime.kernels.rotary_and_cache import (
     write_kv_reference,
 )
 from runtime.kernels.segments import (
+    COUNT,
+    FIELDS,
     PADDING,
+    REMAINDER,
+    SLOT,
     RowTables,
     Segment,
     expand_segments,
@@ -459,10 +472,14 @@ def some_segments(counts: list[int], rows: int, tile_rows: int) -> tuple[torch.T
         for n, count in enumerate(counts)
     ]  # fmt: skip
     padding = rows - sum(counts)
-    if padding:
-        made += [Segment(0, PADDING, padding, 0, 0, 0), Segment(0, 0, 0, 0, 0, 0)]
+    tiles = sum(-(-count // tile_rows) for count in (*counts, padding)) + 3 * bool(padding)
+    if padding:  # segments behind it are left from other steps
+        made += [
+            Segment(0, PADDING, REMAINDER, 0, 0, 0),
+            Segment(1, 3, 40, 0, 8, 0),
+            Segment(1, PADDING, REMAINDER, 0, 0, 0),
+        ]
     segments = np.array(made, dtype=np.int32)
-    tiles = sum(-(-one.count // tile_rows) for one in made) + 3 * bool(padding)
     tokens = torch.randint(0, 500, (90 + 200 * len(counts) + max(counts),), generator=generator, dtype=torch.int32)
     pages = torch.randint(0, 50, (len(counts), 60), generator=generator, dtype=torch.int32)
     return torch.from_numpy(segments), RowTables(tokens, 200, pages[:, :57], 16), tiles
@@ -477,6 +494,52 @@ def check_segments(counts: list[int], rows: int, tile_rows: int, device: str) ->
     for name, own, right in zip(found._fields, found, expected, strict=True):
         assert own.dtype == right.dtype, name
         assert torch.equal(own.cpu(), right), name
+
+
+def check_next_segments(ends: Sequence[str], device: str) -> None:
+    """Compares `choose_segments` with its reference, for requests whose blocks end like this."""
+    n = len(ends)
+    outcomes, counters, _ = some_outcomes(ends)
+    for max_rows in (64 * n, 3):
+        made = []
+        for choose, place in ((choose_segments_reference, "cpu"), (choose_segments, device)):
+            segments = torch.full((n + 2, FIELDS), 7, dtype=torch.int32, device=place)
+            choice = torch.full((HEADER + n + 1,), 7, dtype=torch.int32, device=place)
+            choose(BlockCounters(*counters.to(place)), outcomes.to(place), max_rows, segments, choice)
+            made.append((segments.cpu(), choice.cpu()))
+        assert torch.equal(made[0][0], made[1][0])
+        assert torch.equal(made[0][1], made[1][1])
+
+
+BLOCK_ENDS = {  # masks, first mask, first EOS, finished; at_eos, without_masks, offset of the end; final
+    "continues": (3, 5, 32, 0, 1, 1, 40, False),
+    "filled": (0, 32, 32, 0, 1, 1, 40, True),
+    "edited later": (0, 32, 32, 0, 1, 0, 40, False),
+    "finished with masks": (2, 9, 32, 1, 1, 0, 40, True),
+    "eos behind a mask": (2, 9, 20, 0, 1, 1, 40, False),
+    "eos": (2, 9, 4, 0, 1, 1, 40, None),
+    "ignored eos": (2, 9, 4, 0, 0, 1, 40, False),
+    "end of the output": (1, 20, 32, 0, 1, 1, 20, None),
+    "filled to the end": (0, 32, 32, 1, 1, 1, 32, None),
+    "unknown": (0, 32, 32, 1, 1, 1, 40, None),
+}
+
+
+def some_outcomes(ends: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor, list[bool | None]]:
+    """Returns outcomes [n, OUTCOMES] and counters [4, n] of blocks that end in these ways, and whether each is final.
+
+    None: the next forward of the request is not known.
+    """
+    random = np.random.default_rng(len(ends))
+    rows, counters, final = [], [], []
+    for slot, end in enumerate(ends):
+        *counted, at_eos, without_masks, output_end, is_final = BLOCK_ENDS[end]
+        pair = random.integers(1, 90, (2, FIELDS))
+        pair[:, SLOT], pair[:, COUNT] = slot, (32, UNKNOWN if end == "unknown" else random.integers(33, 300))
+        rows.append([*BlockEnd(32, without_masks, at_eos, output_end), *pair.ravel()])
+        counters.append(counted)
+        final.append(is_final)
+    return torch.tensor(np.array(rows), dtype=torch.int32), torch.tensor(counters).T.contiguous(), final
 
 
 def check_sandwich(rows: int, size: int, dtype: torch.dtype, device: str) -> None:

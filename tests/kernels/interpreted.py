@@ -71,6 +71,9 @@ ELEMENTWISE = [
     *table("rotary", cases.check_rotary, ALL, (3, 4, 2, 20, 6), pair_stride=5, v_from_k=True, clip=0.5),
     *table("kv_write", cases.check_write_kv, ALL, *((11, 3, 20, 4, layout) for layout in LAYOUTS)),
     *table("kv_write", cases.check_write_kv, ALL[2:], *((3, 20, 256, 8, layout) for layout in LAYOUTS)),
+    *table("next_segments", cases.check_next_segments, NO_DTYPE, *((ends,) for ends in (
+        ["filled"], ["continues", "edited later", "filled"] * 50, ["eos behind a mask", "finished with masks"],
+        ["eos", "filled"], ["ignored eos", "end of the output"], ["filled to the end"] * 3, ["unknown"]))),
     *table("segments", cases.check_segments, NO_DTYPE, ([5], 5, 32), ([32, 7, 1], 64, 16), ([300, 1, 2], 310, 256)),
     *table("threshold_unmask", cases.check_fill, NO_DTYPE, (1, 8, 3, 9), (33, 32, 7, None), (70, 12, 6, 0)),
     *table("sandwich", cases.check_sandwich, DOTS, (1, 8), (5, 48)),

@@ -19,6 +19,7 @@ from runtime.kernels import (  # noqa: E402
     linear,
     lora,
     moe_router,
+    next_segments,
     paged_attention,
     quantized_tensor,
     rotary_and_cache,
@@ -462,12 +463,24 @@ def test_head(rows, dtype, batch_invariant):
 
 def test_expand_segments():
     types = typed(
-        pi64="tokens_ptr positions_ptr slots_ptr window_pos_ptr", i32="tiles pages_stride max_len tile_rows",
+        pi64="tokens_ptr positions_ptr slots_ptr window_pos_ptr", i32="rows tiles pages_stride max_len tile_rows",
         pi1="is_editable_ptr",
         pi32="segments_ptr token_table_ptr pages_ptr visible_end_ptr lora_slots_ptr tiles_ptr",
     )  # fmt: skip
     constants = {"PAGE_SIZE": 32, "FIELDS": segments.FIELDS, "ROWS": segments.ROWS}
     assert spilled(build(segments._expand_segments, types, constants, num_warps=4)) == 0
+
+
+def test_choose_segments():
+    types = typed(
+        pi64="masks_ptr first_masked_ptr first_eos_ptr finished_ptr", pi32="outcomes_ptr segments_ptr choice_ptr",
+        i32="n max_rows",
+    )  # fmt: skip
+    constants = {
+        "ENDS": next_segments.ENDS, "FIELDS": segments.FIELDS, "HEADER": next_segments.HEADER, "MAX_TILE_ROWS": 256,
+        "PADDING": segments.PADDING, "REMAINDER": segments.REMAINDER, "REQUESTS": next_segments.REQUESTS,
+    }  # fmt: skip
+    assert spilled(build(next_segments._choose_segments, types, constants, num_warps=4)) == 0
 
 
 @pytest.mark.parametrize("size", [32, 256])

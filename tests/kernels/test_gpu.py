@@ -76,6 +76,9 @@ KERNELS = [
         for rows in (1, 16, 40, 128, 500) for inputs, vocab, ids in HEADS)),
     *(row for rows, dead in ((3, 0), (130, 30), (128, 32), (150, 30), (177, 15), (250, 6), (521, 119))
       for row in table("head", cases.check_argmax, ALL, (rows, 512, 5000, 4991, 4993, ()), dead=dead)),
+    *table("next_segments", cases.check_next_segments, NO_DTYPE, *((ends,) for ends in (
+        ["filled"], ["continues", "edited later", "filled"] * 50, ["eos behind a mask", "finished with masks"],
+        ["eos", "filled"], ["ignored eos", "end of the output"], ["filled to the end"] * 3, ["unknown"]))),
     *table("segments", cases.check_segments, NO_DTYPE, ([5], 5, 32), ([32, 7, 1], 64, 16), ([300, 1, 2], 310, 256)),
     *table("threshold_unmask", cases.check_fill, NO_DTYPE, (2, 32, 8, 9), (65, 32, 8, 0), (33, 256, 6, None)),
     *table("softmax_stats", check_describe, ALL, *(

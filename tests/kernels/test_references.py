@@ -1,5 +1,6 @@
 """Tests of torch references, and of the sizes that kernels are launched with."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -7,9 +8,19 @@ import torch
 
 from runtime.kernels.activation import select_gate_up_tile
 from runtime.kernels.layernorm import gemm_add_norm_reference
+from runtime.kernels.next_segments import (
+    CHOSEN_ROWS,
+    HEADER,
+    UNKNOWN,
+    BlockCounters,
+    BlockEnd,
+    choose_segments_reference,
+)
 from runtime.kernels.segments import (
     COUNT,
+    FIELDS,
     PADDING,
+    REMAINDER,
     START,
     Segment,
     expand_segments_reference,
@@ -20,7 +31,7 @@ from runtime.kernels.weighted_embedding import soft_embedding_reference
 pytest.importorskip("triton")
 
 from runtime.kernels.paged_attention import MAX_WORKSPACE, SCORES_CONFIG, _tiles_per_pass
-from tests.kernels.cases import some_segments
+from tests.kernels.cases import BLOCK_ENDS, some_outcomes, some_segments
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -99,7 +110,8 @@ def test_rows_of_segments(counts, rows):
     found = expand_segments_reference(segments, tables, rows, tiles, 16)
     expected, expected_tiles = [], []
     for one in map(Segment._make, segments.tolist()):
-        for offset in range(one.count):
+        count = min(one.count, rows - len(expected))
+        for offset in range(count):
             at = one.start + offset
             if one.start == PADDING:
                 expected.append((int(tables.tokens[0]), 0, -1, 1, 0, False, -1))
@@ -112,10 +124,31 @@ def test_rows_of_segments(counts, rows):
             first = 1 + one.slot * tables.max_len + one.start if one.first_token < 0 else one.first_token
             token, window = int(tables.tokens[first + offset]), min(at, one.window_end)
             expected.append((token, at, slot, end, window, at >= one.editable_start, one.lora_slot))
-        for first in range(0, one.count, 16):
-            expected_tiles.append([one.slot, len(expected) - one.count + first, min(16, one.count - first)])
+        for first in range(0, count, 16):
+            expected_tiles.append([one.slot, len(expected) - count + first, min(16, count - first)])
     assert list(zip(*(array.tolist() for array in found[:-1]), strict=True)) == expected
     assert found.query_tiles.tolist() == expected_tiles + [[0, 0, 0]] * (tiles - len(expected_tiles))
     at = segments[: len(counts), START] + segments[: len(counts), COUNT] - 1
     last = visible_end_of(segments[: len(counts)].numpy(), at.numpy())
     assert last.tolist() == found.visible_end[torch.tensor(counts).cumsum(0) - 1].tolist()
+
+
+@pytest.mark.parametrize("max_rows", [1000, 40])
+@pytest.mark.parametrize("ends", [*product(BLOCK_ENDS), ("continues", "filled"), ("filled", "eos"), ("filled",) * 3])
+def test_next_segments(ends, max_rows):
+    """Compares `choose_segments_reference` with a loop over requests."""
+    outcomes, counters, final = some_outcomes(ends)
+    segments = torch.full((len(ends) + 2, FIELDS), 7, dtype=torch.int32)
+    choice = torch.full((HEADER + len(ends),), 7, dtype=torch.int32)
+    choose_segments_reference(BlockCounters(*counters), outcomes, max_rows, segments, choice)
+    pairs = outcomes[:, len(BlockEnd._fields) :].view(-1, 2, FIELDS)
+    chosen = [pair[int(one or 0)].tolist() for pair, one in zip(pairs, final, strict=True)]
+    counts = [Segment(*one).count for one in chosen]
+    if None in final or sum(counts) > max_rows:
+        assert choice[CHOSEN_ROWS] == UNKNOWN
+        assert (segments == 7).all(), "the segments of an unknown forward were written"
+        return
+    tile_rows = min(max(counts), 256)
+    assert choice.tolist() == [sum(counts), sum(-(-count // tile_rows) for count in counts), tile_rows, *final]
+    padding = Segment(chosen[0][0], PADDING, REMAINDER, *[0] * (FIELDS - 3))
+    assert segments.tolist() == [*chosen, list(padding), [7] * FIELDS]

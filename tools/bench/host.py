@@ -21,10 +21,20 @@ from runtime.engine.engine import Engine
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
-from runtime.scheduling.step_plan import MASKED, NO_RESULTS, UNMASKED, BlockResults, DenoiseBlocks, PageWrites, StepPlan
+from runtime.scheduling.step_plan import (
+    MASKED,
+    NO_RESULTS,
+    UNMASKED,
+    BlockResults,
+    DenoiseBlocks,
+    Ints32,
+    PageWrites,
+    StepPlan,
+)
 from runtime.scheduling.strategy import DecodingContext
 from runtime.strategies.registry import make_strategy
 from runtime.worker.model_runner import RunnerStats
+from runtime.worker.next_step import NextStep
 
 MASK_ID, VOCAB = 1023, 1024
 
@@ -58,6 +68,12 @@ class FillingRunner:
 
     def write_pages(self, writes: PageWrites | None) -> None:
         pass
+
+    def offer(self, step: NextStep) -> None:
+        raise NotImplementedError
+
+    def launch_chosen(self, choice: Ints32) -> None:
+        raise NotImplementedError
 
     def launch_next(self, plan: StepPlan) -> None:
         raise NotImplementedError

@@ -1,0 +1,142 @@
+"""Chooses the segments of the next forward on the device, from the counters of the step that has just sampled.
+
+The host prepares the segments of each request for both outcomes of its block while the device runs. After the counters
+it only has to launch the graph of so many rows, so the device hardly waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from runtime.kernels.common import tl, triton
+from runtime.kernels.forward_batch import MAX_TILE_ROWS
+from runtime.kernels.segments import COUNT, FIELDS, PADDING, REMAINDER, SLOT, START
+
+REQUESTS = 128  # requests per iteration of the kernel
+
+
+class BlockEnd(NamedTuple):
+    """When the block of a request ends, and when its output does: the first columns of its outcomes.
+
+    The segment of the next forward follows for a block that continues, and then for one that is final. Its `count` is
+    UNKNOWN if that forward is not known. ``strategies.block_update`` has the same rules.
+
+    Attributes:
+        size: positions of the block.
+        without_masks: 1: a block without masks is final. 0: its algorithm says when it is.
+        at_eos: 1: an end-of-sequence id before the first mask ends the output.
+        output_end: offset of the end of the output in the block. It may be larger than the block.
+    """
+
+    size: int
+    without_masks: int
+    at_eos: int
+    output_end: int
+
+
+UNKNOWN = -1
+ENDS = len(BlockEnd._fields)
+OUTCOMES = ENDS + 2 * FIELDS  # columns
+
+# Elements of a choice, before one per request: 1 if its block is final.
+CHOSEN_ROWS = 0  # rows of the next forward; UNKNOWN: it depends on more than the counters, or has too many rows
+CHOSEN_TILES, CHOSEN_TILE_ROWS = 1, 2  # see ``worker.input_batch.ForwardDescriptor``
+HEADER = 3
+
+
+class BlockCounters(NamedTuple):
+    """Counters of the `n` sampled blocks after a step, int64 [n] each, as in ``scheduling.step_plan.BlockResults``."""
+
+    masks: torch.Tensor
+    first_masked: torch.Tensor
+    first_eos: torch.Tensor
+    finished: torch.Tensor
+
+
+def choose_segments_reference(
+    counters: BlockCounters, outcomes: torch.Tensor, max_rows: int, segments: torch.Tensor, choice: torch.Tensor
+) -> None:
+    """Writes the segments of the next forward, and behind them that of the padding, if the forward is known.
+
+    Args:
+        outcomes: int32 [n, OUTCOMES].
+        max_rows: maximum number of rows of the next forward.
+        segments: int32 [at least n + 1, FIELDS].
+        choice: int32 [at least HEADER + n].
+    """
+    n = len(outcomes)
+    size, without_masks, at_eos, output_end = outcomes[:, :ENDS].unbind(1)
+    masks, first_masked, first_eos, finished = counters
+    filled = torch.where(masks > 0, first_masked, size)  # positions before the first mask
+    ended = (filled >= output_end) | ((at_eos > 0) & (first_eos < filled))
+    final = (finished > 0) | ((without_masks > 0) & (masks == 0))
+    pairs = outcomes[:, ENDS:].view(n, 2, FIELDS)
+    found = torch.where(final[:, None], pairs[:, 1], pairs[:, 0])
+    counts = found[:, COUNT]
+    tile_rows = counts.amax().clamp(min=1, max=MAX_TILE_ROWS)
+    known = ~(ended | (counts == UNKNOWN)).any() & (counts.sum() <= max_rows)
+    choice[CHOSEN_ROWS] = torch.where(known, counts.sum(), UNKNOWN)
+    choice[CHOSEN_TILES] = (-(-counts // tile_rows)).sum()
+    choice[CHOSEN_TILE_ROWS] = tile_rows
+    choice[HEADER : HEADER + n] = final
+    padding = found.new_zeros(1, FIELDS)
+    padding[0, SLOT], padding[0, START], padding[0, COUNT] = found[0, SLOT], PADDING, REMAINDER
+    segments[: n + 1] = torch.where(known, torch.cat([found, padding]), segments[: n + 1])
+
+
+@triton.jit(do_not_specialize=["n", "max_rows"])
+def _choose_segments(
+    masks_ptr, first_masked_ptr, first_eos_ptr, finished_ptr, outcomes_ptr, segments_ptr, choice_ptr, n, max_rows,
+    ENDS: tl.constexpr, FIELDS: tl.constexpr, HEADER: tl.constexpr, MAX_TILE_ROWS: tl.constexpr,
+    PADDING: tl.constexpr, REMAINDER: tl.constexpr, REQUESTS: tl.constexpr,
+):  # fmt: skip
+    rows, largest, unknown = 0, 1, 0
+    for begin in range(0, n, REQUESTS):
+        at = begin + tl.arange(0, REQUESTS)
+        inside = at < n
+        own = outcomes_ptr + at * (ENDS + 2 * FIELDS)
+        masks = tl.load(masks_ptr + at, mask=inside, other=0)
+        first_masked = tl.load(first_masked_ptr + at, mask=inside, other=0)
+        filled = tl.where(masks > 0, first_masked, tl.load(own, mask=inside, other=0))
+        first_eos = tl.load(first_eos_ptr + at, mask=inside, other=0)
+        at_eos = tl.load(own + 2, mask=inside, other=0) > 0
+        ended = (filled >= tl.load(own + 3, mask=inside, other=1)) | (at_eos & (first_eos < filled))
+        without_masks = tl.load(own + 1, mask=inside, other=0) > 0
+        finished = tl.load(finished_ptr + at, mask=inside, other=0) > 0
+        final = (finished | (without_masks & (masks == 0))).to(tl.int32)
+        count = tl.load(own + ENDS + final * FIELDS + 2, mask=inside, other=0)
+        rows += tl.sum(count, 0)
+        largest = tl.maximum(largest, tl.max(count, 0))
+        unknown += tl.sum((inside & (ended | (count < 0))).to(tl.int32), 0)
+        tl.store(choice_ptr + HEADER + at, final, mask=inside)
+    tile_rows = tl.minimum(largest, MAX_TILE_ROWS)
+    known = (unknown == 0) & (rows <= max_rows)
+    tl.debug_barrier()  # other threads may read what these have stored
+    tiles = 0
+    for begin in range(0, n, REQUESTS):
+        at = begin + tl.arange(0, REQUESTS)
+        inside = at < n
+        final = tl.load(choice_ptr + HEADER + at, mask=inside, other=0)
+        own = outcomes_ptr + at * (ENDS + 2 * FIELDS) + ENDS + final * FIELDS
+        tiles += tl.sum(tl.cdiv(tl.load(own + 2, mask=inside, other=0), tile_rows), 0)
+        for column in tl.static_range(FIELDS):
+            tl.store(segments_ptr + at * FIELDS + column, tl.load(own + column, mask=inside), mask=inside & known)
+    column = tl.arange(0, 16)
+    slot = tl.load(outcomes_ptr + ENDS)
+    value = tl.where(column == 0, slot, tl.where(column == 1, PADDING, tl.where(column == 2, REMAINDER, 0)))
+    tl.store(segments_ptr + n * FIELDS + column, value, mask=(column < FIELDS) & known)
+    tl.store(choice_ptr, tl.where(known, rows, -1))
+    tl.store(choice_ptr + 1, tiles)
+    tl.store(choice_ptr + 2, tile_rows)
+
+
+def choose_segments(
+    counters: BlockCounters, outcomes: torch.Tensor, max_rows: int, segments: torch.Tensor, choice: torch.Tensor
+) -> None:
+    """Computes `choose_segments_reference` on a GPU."""
+    _choose_segments[(1,)](
+        *counters, outcomes, segments, choice, len(outcomes), max_rows, ENDS=ENDS, FIELDS=FIELDS, HEADER=HEADER,
+        MAX_TILE_ROWS=MAX_TILE_ROWS, PADDING=PADDING, REMAINDER=REMAINDER, REQUESTS=REQUESTS, num_warps=4,
+    )  # fmt: skip
