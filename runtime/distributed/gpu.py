@@ -1,8 +1,9 @@
-"""Checks that GPUs exist, and returns the reason if torch cannot use them."""
+"""Checks that GPUs exist, names their models, and returns the reason if torch cannot use them."""
 
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import torch
@@ -42,6 +43,11 @@ def require_gpu(name: str) -> None:
     """
     if reason := missing_gpu_reason():
         raise ConfigError(f"{name}: no GPU is usable: {reason}")
+
+
+def device_name(device: torch.device) -> str:
+    """Returns the model of a GPU, or the architecture of the CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
 
 
 def check_devices(devices: tuple[int, ...], flag: str) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from runtime.config import EngineConfig
 from runtime.distributed import process_group as groups
-from runtime.distributed.gpu import check_devices
+from runtime.distributed.gpu import check_devices, device_name
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.errors import ConfigError, ReplicaLost
@@ -87,12 +87,29 @@ class MultiprocExecutor:
                 worker.connection.send(rpc.Join(worker.rank, size, placement.address, port, file, seconds, own))
             device = torch.device(placement.device_of(0))
             with self._explain_failures():
+                self._check_device_names(device)
                 self.group = groups.init_process_group(
                     0, size, store, device, seconds, placement.address, same_host=file is not None
                 )
         except BaseException:
             self.close()
             raise
+
+    def _check_device_names(self, device: torch.device) -> None:
+        """Raises ConfigError if a rank has another model of device than `device`, that of rank 0.
+
+        Each rank samples the tokens itself. Another model may round differently, and then sample another token.
+        """
+        own, names = device_name(device), self.monitor.gather_replies(rpc.DeviceSelected)
+        for worker in self.workers:
+            reply = names[worker.rank]
+            assert isinstance(reply, rpc.DeviceSelected)
+            if reply.name != own:
+                raise ConfigError(
+                    f"--tensor-parallel-size {len(self.workers) + 1}: {worker.name} has the device {reply.name!r}, but "
+                    f"rank 0 has {own!r}; only equal devices sample equal tokens, so select GPUs of one model with "
+                    "--device-ids, or use equal hosts"
+                )
 
     def load(self, config: EngineConfig, progress: Progress | None = None, load: LoadModel = load_model) -> Engine:
         """Loads an engine on all ranks.

@@ -19,6 +19,7 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.distributed import process_group as groups
+from runtime.distributed.gpu import device_name
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.errors import ConfigError, is_out_of_memory
@@ -129,6 +130,7 @@ class RankWorker:
                     "--device-ids that exist there"
                 )
             torch.cuda.set_device(device)
+        self.connection.send(rpc.DeviceSelected(device_name(device)))
         connection = self.connection.socket
         own = message.host if connection.family == socket.AF_UNIX else connection.getsockname()[0]
         file, seconds = message.store_file, message.seconds

@@ -18,7 +18,7 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 14  # version of the protocol; increased if a message or its meaning changes
+VERSION = 15  # version of the protocol; increased if a message or its meaning changes
 HEARTBEAT_SECONDS = 1.0
 UNACKNOWLEDGED_SECONDS = 30.0  # a connection is closed if another host acknowledges nothing for this time
 _HEAD = struct.Struct("<Q")  # header of a message: its length in bytes
@@ -47,7 +47,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
-    """The group that a rank joins.
+    """The group that a rank joins. The reply is `DeviceSelected`.
 
     Attributes:
         rank: index of the rank.
@@ -66,6 +66,12 @@ class Join(msgspec.Struct, tag=True, frozen=True):
     store_file: int | None
     seconds: float
     device: str
+
+
+class DeviceSelected(msgspec.Struct, tag=True, frozen=True):
+    """The rank uses a device of the model `name`."""
+
+    name: str
 
 
 class CheckFiles(msgspec.Struct, tag=True, frozen=True):
@@ -180,9 +186,9 @@ class WorkerFailed(msgspec.Struct, tag=True, frozen=True):
 
 
 Message = (
-    Hello | Join | CheckFiles | FilesSeen | LoadEngine | EngineLoaded | Step | WritePages | Sample | CaptureGraph
-    | ComputeLogits | FetchRows | AdapterPair | AddAdapter | DropAdapter | PutAdapter | CloseEngine | Heartbeat
-    | WorkerFailed
+    Hello | Join | DeviceSelected | CheckFiles | FilesSeen | LoadEngine | EngineLoaded | Step | WritePages | Sample
+    | CaptureGraph | ComputeLogits | FetchRows | AdapterPair | AddAdapter | DropAdapter | PutAdapter | CloseEngine
+    | Heartbeat | WorkerFailed
 )  # fmt: skip
 
 

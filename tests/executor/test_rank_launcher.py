@@ -1,4 +1,7 @@
-"""Tests that strangers who connect to the address of node 0 delay no rank, and that the time limit holds."""
+"""Tests of the start of ranks.
+
+Strangers who connect to node 0 delay no rank. The time limit holds. Ranks with other devices are refused.
+"""
 
 import contextlib
 import os
@@ -10,9 +13,11 @@ import pytest
 
 from runtime.distributed.address import loopback
 from runtime.errors import ConfigError
-from runtime.executor import rank_launcher
+from runtime.executor import executor, rank_launcher
+from runtime.executor.executor import MultiprocExecutor
 from runtime.executor.rank_launcher import WorkerPlacement, spawn, start_workers
 from runtime.executor.rpc import VERSION, Hello, RpcConnection
+from tests.wait import TIMEOUT
 
 BEGINNINGS = {
     "silence": b"",
@@ -83,3 +88,23 @@ def test_strangers_do_not_hold_the_start_beyond_its_limit(port, beginning):
         start_workers(2, WorkerPlacement(nodes=2, port=port), 1.0)
     thread.join()
     held[0].close()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_with_another_model_of_device_are_refused(port, monkeypatch, nodes):
+    """Otherwise their samples, and with them their tables of tokens, would differ in some step."""
+    placement, processes = WorkerPlacement(nodes=nodes, port=port), []
+
+    def start_node_1():
+        processes.append(spawn(placement.command, connect(port), 1, 0))
+
+    thread = threading.Thread(target=start_node_1 if nodes == 2 else lambda: None)
+    thread.start()
+    monkeypatch.setattr(executor, "device_name", lambda device: "another")
+    with pytest.raises(
+        ConfigError, match=r"^--tensor-parallel-size 2: rank 1 has .*, but rank 0 has 'another'; .*--device-ids"
+    ):
+        MultiprocExecutor(2, placement, 3600.0)
+    thread.join()
+    for process in processes:
+        process.wait(TIMEOUT)
