@@ -33,6 +33,7 @@ from runtime.worker.next_step import NextStep
 # Errors of gloo and of torch's file store. Errors of CUDA name timeouts too, but say nothing about the other ranks.
 RANK_TIMED_OUT = re.compile(r"\A(Wait timeout|Timeout waiting for key)|gloo.*timed out", re.IGNORECASE | re.DOTALL)
 TIMED_OUT = re.compile("timed ?out|timeout", re.IGNORECASE)  # in other errors of torch.distributed
+CHECK_STEPS = 1024  # interval in which the tables of the ranks are compared
 CAUSE_SECONDS = 1.0  # time after an error in which the monitor may detect a lost rank as its cause
 
 
@@ -267,7 +268,11 @@ class DistributedLoRABackend:
 
 
 class DistributedRunner:
-    """Model runner of rank 0, which sends each step to the other ranks."""
+    """Model runner of rank 0, which sends each step to the other ranks.
+
+    The ranks have equal tables of tokens, states and pages, because each samples the same tokens. No rank sends them to
+    another, so a difference would stay. Every `CHECK_STEPS` steps, checksums of the tables are compared.
+    """
 
     def __init__(self, local: ModelRunner, executor: MultiprocExecutor) -> None:
         self.local = local
@@ -276,6 +281,7 @@ class DistributedRunner:
         local.notify_ranks = lambda rows: executor.broadcast(rpc.FetchRows(rows))
         self.overlaps, self.launches_next = local.overlaps, local.launches_next
         self._step_guard = executor.step_guard()
+        self._num_sampled = 0  # steps; a launched forward may be abandoned, a sampling is not
 
     @contextmanager
     def step_context(self) -> Iterator[None]:
@@ -295,7 +301,25 @@ class DistributedRunner:
         self.local.launch_sampling(blocks)
 
     def wait(self) -> SampledBlocks | None:
-        return self.local.wait()
+        sampled = self.local.wait()
+        self._num_sampled += 1
+        if self._num_sampled % CHECK_STEPS == 0:
+            self._check_tables()
+        return sampled
+
+    def _check_tables(self) -> None:
+        """Ends the replica if another rank has other tables. It waits for the device."""
+        self.executor.broadcast(rpc.CheckTables())
+        checksums = self.executor.group.all_gather(self.local.states.checksums())  # [ranks, slots]
+        different = (checksums != checksums[0]).cpu().nonzero().tolist()
+        if different:
+            slot = min(slot for _, slot in different)
+            names = " and ".join(self.executor.workers[rank - 1].name for rank, other in different if other == slot)
+            monitor = self.executor.monitor
+            monitor.fail(
+                ReplicaLost(f"request slot {slot} has other tokens, states or pages on {names} than on rank 0")
+            )
+            monitor.check()
 
     def write_pages(self, writes: PageWrites | None) -> None:
         if writes is not None:

@@ -115,7 +115,7 @@ class RankWorker:
             elif isinstance(message, rpc.LoadEngine) and config is not None:
                 engine = load_engine(config, load=self.load, group=group)
                 self.connection.send(rpc.EngineLoaded())
-                self._run_engine(engine)
+                self._run_engine(engine, group)
                 engine.close()
             elif not isinstance(message, rpc.CloseEngine):
                 raise ValueError(f"{type(message).__name__} was received while no engine was loaded")
@@ -141,7 +141,7 @@ class RankWorker:
         same_host = file is not None
         return groups.init_process_group(message.rank, message.size, store, device, seconds, own, same_host=same_host)
 
-    def _run_engine(self, engine: Engine) -> None:
+    def _run_engine(self, engine: Engine, group: groups.TensorParallelGroup) -> None:
         """Runs steps until `CloseEngine`."""
         runner, matrices = engine.runner, engine.lora_manager.backend
         assert isinstance(runner, ModelRunner)
@@ -164,6 +164,10 @@ class RankWorker:
                 case rpc.Sample(data) if launched:
                     launched = False
                     self._finish_step(runner, decode_blocks(data, runner.model_step.sampler.get_algorithm))
+                case rpc.CheckTables():
+                    with runner.step_context():
+                        group.all_gather(runner.states.checksums())
+                    continue
                 case rpc.CaptureGraph():
                     runner.capture_next()
                 case rpc.ComputeLogits(data, pages):

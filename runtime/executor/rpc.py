@@ -18,7 +18,7 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 15  # version of the protocol; increased if a message or its meaning changes
+VERSION = 16  # version of the protocol; increased if a message or its meaning changes
 HEARTBEAT_SECONDS = 1.0
 UNACKNOWLEDGED_SECONDS = 30.0  # a connection is closed if another host acknowledges nothing for this time
 _HEAD = struct.Struct("<Q")  # header of a message: its length in bytes
@@ -117,6 +117,10 @@ class Sample(msgspec.Struct, tag=True, frozen=True):
     blocks: bytes
 
 
+class CheckTables(msgspec.Struct, tag=True, frozen=True):
+    """The rank takes part in gathering the checksums of ``RequestStates``."""
+
+
 class CaptureGraph(msgspec.Struct, tag=True, frozen=True):
     """The rank captures the next pending CUDA graph, which is the same on all ranks."""
 
@@ -187,8 +191,8 @@ class WorkerFailed(msgspec.Struct, tag=True, frozen=True):
 
 Message = (
     Hello | Join | DeviceSelected | CheckFiles | FilesSeen | LoadEngine | EngineLoaded | Step | WritePages | Sample
-    | CaptureGraph | ComputeLogits | FetchRows | AdapterPair | AddAdapter | DropAdapter | PutAdapter | CloseEngine
-    | Heartbeat | WorkerFailed
+    | CheckTables | CaptureGraph | ComputeLogits | FetchRows | AdapterPair | AddAdapter | DropAdapter | PutAdapter
+    | CloseEngine | Heartbeat | WorkerFailed
 )  # fmt: skip
 
 

@@ -18,6 +18,9 @@ from runtime.kernels.segments import FIRST_TOKEN, first_rows
 from runtime.scheduling.step_plan import FIXED, REMASKED, STATE_BITS, Ints, Ints32, PageWrites, StateWrite, StepPlan
 from runtime.worker.host_buffers import Arrays, PinnedBuffer
 
+CHECKSUM_ENTRIES = 1 << 20  # of the tables at a time, which bounds the memory of a checksum
+MULTIPLIER = -7046029254386353131  # odd, 2**64 divided by the golden ratio: spreads the bits of indices
+
 
 class BlockContent(NamedTuple):
     """Content of `n` blocks of at most `B` positions. Positions behind a smaller block are FIXED."""
@@ -106,6 +109,19 @@ class RequestStates:
         segments = plan.segments.copy()
         segments[:, FIRST_TOKEN] = self.first_staged + first_rows(segments)
         return segments
+
+    def checksums(self) -> torch.Tensor:
+        """Returns a checksum of the tokens, states and pages of each slot, int64 [slots].
+
+        Sums of integers are exact, in any order. Each entry has an odd factor of its own, so one that differs changes
+        the sum, and two that are exchanged nearly always do.
+        """
+        factors = MULTIPLIER * torch.arange(self.max_len + self.pages.shape[1], device=self.tokens.device)
+        factors = factors ^ (factors >> 32) | 1
+        tables = [table.view(-1, self.max_len) for table in (self.tokens[1 : self.first_staged], self.states[1:])]
+        slots = max(CHECKSUM_ENTRIES // len(factors), 1)
+        parts = zip(*(torch.split(table, slots) for table in (*tables, self.pages)), strict=True)
+        return torch.cat([(torch.cat([t.long() << 3 | s, p], 1) * factors).sum(1) for t, s, p in parts])
 
     def gather(self, first: torch.Tensor, size: torch.Tensor, width: int) -> BlockContent:
         """Returns the content of blocks.

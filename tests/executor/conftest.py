@@ -1,10 +1,13 @@
-"""One pair of ranks for all tests of a pytest worker. Starting a process takes longer than most tests."""
+"""One pair of ranks for all tests of a pytest worker. Starting a process takes longer than most tests.
+
+The tables of ranks are compared after each step.
+"""
 
 from collections.abc import Iterator
 
 import pytest
 
-from runtime.executor import monitor
+from runtime.executor import executor, monitor
 from runtime.executor.executor import MultiprocExecutor
 from runtime.executor.rank_launcher import WorkerPlacement
 
@@ -18,9 +21,10 @@ class Lent:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def long_silence() -> Iterator[None]:
-    """Raises the limit of silence, so that a rank without CPU time is not treated as hanging."""
+def limits() -> Iterator[None]:
+    """Compares tables each step, and raises the limit of silence, as a rank without CPU time does not hang."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor, "CHECK_STEPS", 1)
         patch.setattr(monitor, "SILENCE_SECONDS", 3600.0)
         yield
 

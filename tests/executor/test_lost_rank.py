@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -53,6 +54,19 @@ def test_a_killed_rank_ends_a_step_that_waits_for_it(device):
         with contextlib.suppress(ReplicaLost):
             llm.generate([[5]], SamplingParams(max_tokens=1))
             pytest.fail("it went on without the rank")
+
+
+def test_a_table_that_differs_ends_the_replica():
+    """Otherwise the answers of all later steps would be wrong, as no rank sends tokens to another."""
+    with LLM(str(GOLDEN / "llada2_tiny"), **FLAGS) as llm:
+        stream = llm.stream([5, 6, 7], SamplingParams(max_tokens=64, ignore_eos=True))
+        next(stream)
+        states = llm.engine.runner.local.states
+        states.tokens[states.entries(2, np.arange(3))] += 1
+        states.pages[4] += 1
+        for _ in range(2):
+            with pytest.raises(ReplicaLost, match=r"^request slot 2 has other tokens, .* on rank 1 than on rank 0$"):
+                list(stream) or llm.generate([[5]], SamplingParams(max_tokens=1))
 
 
 def test_ranks_end_if_their_monitor_cannot_start(monkeypatch):

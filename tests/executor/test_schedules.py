@@ -144,6 +144,7 @@ def test_ranks_launch_the_next_forward_early(
         steps = llm.engine.stats().steps
     assert steps / 2 < len(launched) < steps  # not where a block ends
     assert count(sent, rpc.Step) == count(sent, rpc.Sample) == steps, "a forward is launched twice"
+    assert count(sent, rpc.CheckTables) == steps
     with LLM(**flags, enforce_eager=True) as llm:
         expected = llm.generate([PROMPT, [9, 8]], SLOW)
     assert [(out.token_ids, out.nfe) for out in found] == [(out.token_ids, out.nfe) for out in expected]
@@ -164,6 +165,7 @@ def test_an_abandoned_step_is_replaced_by_the_next(
         assert (llm.logits(PROMPT) == before).all()
         (found,) = llm.generate([PROMPT], SLOW)
     assert count(sent, rpc.Step) == count(sent, rpc.Sample) + 1
+    assert count(sent, rpc.CheckTables) == count(sent, rpc.Sample)
     with LLM(**flags, enforce_eager=True) as llm:
         assert found.token_ids == llm.generate([PROMPT], SLOW)[0].token_ids
 

@@ -1,6 +1,7 @@
 """Tests of the tables of tokens and states. `tests/engine/harness.py` compares them with all requests in each step."""
 
 import numpy as np
+import pytest
 import torch
 
 from runtime.kernels.segments import FIRST_TOKEN, Segment
@@ -13,6 +14,7 @@ from runtime.scheduling.step_plan import (
     StateWrite,
     StepPlan,
 )
+from runtime.worker import request_states
 from runtime.worker.host_buffers import PinnedBuffer
 from runtime.worker.request_states import BlockContent, RequestStates
 
@@ -77,3 +79,22 @@ def test_staged_tokens_are_no_tokens_of_a_request() -> None:
     assert states.tokens[segments[1, FIRST_TOKEN] :].tolist() == [41, 42, 0]
     assert torch.equal(states.tokens[: states.first_staged], before[0])
     assert torch.equal(states.pages[:3], before[1])
+
+
+@pytest.mark.parametrize("at_a_time", [1, 16, 1 << 20])
+def test_a_checksum_is_that_of_one_slot(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that differ anywhere but in padding and staged tokens are noticed, with the slot."""
+    states = tables()
+    before = states.checksums()
+    monkeypatch.setattr(request_states, "CHECKSUM_ENTRIES", at_a_time)
+    assert (states.checksums() == before).all()
+    for table in (states.tokens[1 : states.first_staged], states.states[1:], states.pages.view(-1)):
+        for entry in range(len(table)):
+            table[entry] += 1
+            slots = (states.checksums() != before).nonzero().flatten().tolist()
+            assert slots == [entry * states.pages.shape[0] // len(table)]
+            table[entry] -= 1
+    states.tokens[0] = states.states[0] = states.tokens[states.first_staged] = 1
+    assert (states.checksums() == before).all()
+    states.tokens[[1, 2]] = states.tokens[[2, 1]]
+    assert (states.checksums() != before).tolist() == [True, False, False]
