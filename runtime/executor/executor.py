@@ -24,11 +24,10 @@ from runtime.executor.rank_worker import error_summary, file_digests_of
 from runtime.executor.serialization import encode_blocks, encode_forward
 from runtime.lora.adapter_checkpoint import Adapter
 from runtime.lora.adapter_weights import LoRAWeights
-from runtime.scheduling.step_plan import BlockResults, DenoiseBlocks, Ints32, PageWrites, SampledBlocks, StepPlan
+from runtime.scheduling.step_plan import DenoiseBlocks, PageWrites, SampledBlocks, StepPlan
 from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.next_step import NextStep
 
 # Errors of gloo and of torch's file store. Errors of CUDA name timeouts too, but say nothing about the other ranks.
 RANK_TIMED_OUT = re.compile(r"\A(Wait timeout|Timeout waiting for key)|gloo.*timed out", re.IGNORECASE | re.DOTALL)
@@ -280,6 +279,8 @@ class DistributedRunner:
         self.stats = local.stats
         local.notify_ranks = lambda rows: executor.broadcast(rpc.FetchRows(rows))
         self.overlaps, self.launches_next = local.overlaps, local.launches_next
+        self.must_split, self.results = local.must_split, local.results
+        self.offer, self.launch_chosen = local.offer, local.launch_chosen
         self._step_guard = executor.step_guard()
         self._num_sampled = 0  # steps; a launched forward may be abandoned, a sampling is not
 
@@ -292,9 +293,6 @@ class DistributedRunner:
         if not self.local.has_launched(plan):
             self.executor.broadcast(rpc.Step(encode_forward(plan)))
         self.local.launch_forward(plan)
-
-    def must_split(self, blocks: DenoiseBlocks) -> bool:
-        return False  # batch-invariant sampling is not supported with several ranks
 
     def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
         self.executor.broadcast(rpc.Sample(encode_blocks(blocks)))
@@ -326,19 +324,10 @@ class DistributedRunner:
             self.executor.broadcast(rpc.WritePages(*writes))
             self.local.write_pages(writes)
 
-    def offer(self, step: NextStep) -> None:
-        self.local.offer(step)
-
-    def launch_chosen(self, choice: Ints32) -> None:
-        self.local.launch_chosen(choice)
-
     def launch_next(self, plan: StepPlan) -> None:
         """See `Runner.launch_next`. If the step does not follow, the other ranks get another `Step` instead."""
         self.executor.broadcast(rpc.Step(encode_forward(plan)))
         self.local.launch_next(plan)
-
-    def results(self) -> BlockResults:
-        return self.local.results()
 
     def capture_next(self) -> int:
         """See `ModelRunner.capture_next`. A captured step has collective operations, so all ranks capture together."""

@@ -28,7 +28,7 @@ from runtime.executor.serialization import decode_blocks, decode_forward
 from runtime.lora.adapter_checkpoint import Adapter, LoRAPair, resolve_adapter
 from runtime.lora.adapter_weights import LoRAWeights
 from runtime.plugins import digest_of, load_plugins
-from runtime.scheduling.step_plan import DenoiseBlocks, PageWrites
+from runtime.scheduling.step_plan import PageWrites
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.checkpoint_files import file_digests
 from runtime.weights.hub import Progress
@@ -91,7 +91,6 @@ class RankWorker:
         self.connection = connection
         self.device_index = device_index
         self.load = load
-        self.steps = 0
 
     def serve(self) -> None:
         """Executes messages until rank 0 closes the connection.
@@ -115,7 +114,8 @@ class RankWorker:
             elif isinstance(message, rpc.LoadEngine) and config is not None:
                 engine = load_engine(config, load=self.load, group=group)
                 self.connection.send(rpc.EngineLoaded())
-                self._run_engine(engine, group)
+                with engine.runner.step_context():
+                    self._run_engine(engine, group)
                 engine.close()
             elif not isinstance(message, rpc.CloseEngine):
                 raise ValueError(f"{type(message).__name__} was received while no engine was loaded")
@@ -146,54 +146,37 @@ class RankWorker:
         runner, matrices = engine.runner, engine.lora_manager.backend
         assert isinstance(runner, ModelRunner)
         bank = WorkerLoRABackend(matrices) if isinstance(matrices, LoRAWeights) else None
-        launched = False  # a forward is launched, and its `Sample` may follow
         while True:
             message = self.connection.receive()
             match message:
                 case rpc.CloseEngine():
                     return
                 case rpc.Step(data):
-                    with runner.step_context():
-                        runner.launch_forward(decode_forward(data))
-                    launched = True
-                    continue
+                    runner.launch_forward(decode_forward(data))
                 case rpc.WritePages(slots, indices, pages):
-                    with runner.step_context():
-                        runner.write_pages(PageWrites(slots, indices, pages))
-                    continue
-                case rpc.Sample(data) if launched:
-                    launched = False
-                    self._finish_step(runner, decode_blocks(data, runner.model_step.sampler.get_algorithm))
+                    runner.write_pages(PageWrites(slots, indices, pages))
+                case rpc.Sample(data) if runner.hidden_states is not None:
+                    runner.launch_sampling(decode_blocks(data, runner.model_step.sampler.get_algorithm))
+                    runner.wait()
+                    runner.results()
                 case rpc.CheckTables():
-                    with runner.step_context():
-                        group.all_gather(runner.states.checksums())
-                    continue
+                    group.all_gather(runner.states.checksums())
                 case rpc.CaptureGraph():
                     runner.capture_next()
                 case rpc.ComputeLogits(data, pages):
                     runner.logits(decode_forward(data), pages)
                 case rpc.FetchRows(rows) if runner.last_logits is not None:
-                    with torch.inference_mode():
-                        runner.last_logits.rows(rows)
-                    continue
+                    runner.last_logits.rows(rows)
                 case rpc.AdapterPair() | rpc.AddAdapter() | rpc.DropAdapter() | rpc.PutAdapter() if bank is not None:
                     bank.apply(message)
-                    continue
                 case _:
                     raise ValueError(f"{type(message).__name__} is not valid for a loaded engine")
-            self.steps += 1
-
-    def _finish_step(self, runner: ModelRunner, blocks: DenoiseBlocks | None) -> None:
-        with runner.step_context():
-            runner.launch_sampling(blocks)
-            runner.wait()
-            runner.results()
 
     def send_heartbeats(self) -> None:
         """Sends heartbeats until the connection is closed."""
         try:
             while True:
-                self.connection.send(rpc.Heartbeat(self.steps))
+                self.connection.send(rpc.Heartbeat())
                 threading.Event().wait(rpc.HEARTBEAT_SECONDS)
         except rpc.ConnectionClosed:
             return
@@ -209,7 +192,7 @@ def run(worker: RankWorker, node: int, local: int) -> int:
     """Sends `Hello`, and executes the messages of rank 0. Returns the exit code."""
     connection = worker.connection
     with contextlib.suppress(rpc.ConnectionClosed):
-        connection.send(rpc.Hello(rpc.VERSION, os.getpid(), socket.gethostname(), node, local))
+        connection.send(rpc.Hello(rpc.VERSION, socket.gethostname(), node, local))
         for work in (worker.send_heartbeats, worker.exit_with_rank_0):
             threading.Thread(target=work, daemon=True).start()
         try:

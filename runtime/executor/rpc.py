@@ -18,7 +18,7 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 16  # version of the protocol; increased if a message or its meaning changes
+VERSION = 17  # version of the protocol; increased if a message or its meaning changes
 HEARTBEAT_SECONDS = 1.0
 UNACKNOWLEDGED_SECONDS = 30.0  # a connection is closed if another host acknowledges nothing for this time
 _HEAD = struct.Struct("<Q")  # header of a message: its length in bytes
@@ -40,7 +40,6 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     """
 
     version: int
-    pid: int
     host: str
     node: int
     local: int
@@ -172,9 +171,7 @@ class CloseEngine(msgspec.Struct, tag=True, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, tag=True, frozen=True):
-    """Shows that the process runs. `steps`: number of completed steps."""
-
-    steps: int
+    """Shows that the process runs."""
 
 
 class WorkerFailed(msgspec.Struct, tag=True, frozen=True):

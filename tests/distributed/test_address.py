@@ -113,7 +113,7 @@ def test_ranks_of_another_host_connect_to_the_first(address: str) -> None:
         except ConnectionRefusedError:
             continue
         with connection:
-            RpcConnection(connection).send(Hello(VERSION, 1, "host", 1, 0))
+            RpcConnection(connection).send(Hello(VERSION, "host", 1, 0))
             thread.join(TIMEOUT)
     assert found == [1]
 

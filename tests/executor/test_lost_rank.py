@@ -116,7 +116,7 @@ class Watched:
         self.now = 0.0
         self.reads = 0
         self.reasons = queue.Queue()
-        peer = WorkerHandle(1, wire, Hello(1, 0, socket.gethostname(), 0, 1), None)
+        peer = WorkerHandle(1, wire, Hello(1, socket.gethostname(), 0, 1), None)
         self.watch = WorkerMonitor([peer], 100.0, self.reasons.put, silence=10.0, clock=self.clock)
 
     def clock(self):
@@ -138,7 +138,7 @@ class Watched:
 def test_silence_is_allowed_only_while_a_rank_loads(wires):
     ours, theirs = wires
     watched = Watched(ours)
-    theirs.send(Heartbeat(0))
+    theirs.send(Heartbeat())
     watched.until_checked()
     watched.now = 60.0
     watched.until_checked()
@@ -155,7 +155,7 @@ def test_a_step_that_takes_too_long(wires):
     watched = Watched(ours)
     watched.watch.step_started = 0.0
     watched.now = 99.0
-    theirs.send(Heartbeat(0))
+    theirs.send(Heartbeat())
     watched.until_checked()
     assert watched.reasons.empty()
     watched.now = 100.5

@@ -52,7 +52,7 @@ def test_a_rank_does_not_wait_for_strangers(port, beginning, monkeypatch):
         for stranger in held:
             stranger.sendall(beginning)
         rank = RpcConnection(connect(port))
-        rank.send(Hello(VERSION, os.getpid(), "elsewhere", 1, 0))
+        rank.send(Hello(VERSION, "elsewhere", 1, 0))
         held.append(rank.socket)
 
     thread = threading.Thread(target=arrive)

@@ -137,5 +137,5 @@ def assert_equal(found, expected):
 
 def test_hello_messages(wires):
     ours, theirs = wires
-    ours.send(Hello(1, 2, "host", 3, 4))
-    assert theirs.receive() == Hello(1, 2, "host", 3, 4)
+    ours.send(Hello(1, "host", 3, 4))
+    assert theirs.receive() == Hello(1, "host", 3, 4)
