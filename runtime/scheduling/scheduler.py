@@ -63,6 +63,8 @@ class Scheduler:
         self._step = 0
         self._budget_exhausted = False  # the last step had no budget left for some request
         self._deferred_exclusive: Request | None = None  # the last batch had other requests; it runs alone
+        self._preceding: list[ScheduledRequest] = []  # the last batch of `successors`, and what it returned
+        self._successors: list[RequestSuccessors] | None = None
         self._failed_admission: tuple[int, int] | None = None  # arrival index, and available page groups
 
     def add(self, request: Request) -> None:
@@ -156,6 +158,13 @@ class Scheduler:
         """
         if len(batch) != len(self.running) or not self._is_admission_blocked():
             return None
+        if batch != self._preceding:  # else all of its blocks continue
+            self._preceding, self._successors = batch, self._find_successors(batch)
+        if any(scheduled.request.needs_results for scheduled in batch if not scheduled.request.finished):
+            return None
+        return self._successors
+
+    def _find_successors(self, batch: list[ScheduledRequest]) -> list[RequestSuccessors] | None:
         found: list[RequestSuccessors] = []
         for scheduled in batch:
             request = scheduled.request
@@ -163,7 +172,7 @@ class Scheduler:
                 if self.waiting.count:
                     return None  # another request may take its place
                 continue  # its last blocks are cached by this step
-            if scheduled.span is None or len(scheduled.blocks) != 1 or request.needs_results:
+            if scheduled.span is None or len(scheduled.blocks) != 1:
                 return None
             try:
                 outcomes = self.strategy.successors(request, scheduled.span)

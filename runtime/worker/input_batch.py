@@ -66,6 +66,7 @@ from runtime.worker.logits_processors import logits_processor_arrays, make_logit
 from runtime.worker.next_step import NextStep
 from runtime.worker.request_states import RequestStates
 
+SELF_CONDITIONING = LogitStat.SELF_CONDITIONING.value  # as an integer, since operations on flags are slow
 UNKNOWN_FORWARD = NextForward(0, UNKNOWN, 0)  # so its segment has this count
 
 
@@ -274,6 +275,54 @@ def _sort_by_group(blocks: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, 
     return kind[order], block[order], at[order]
 
 
+class BatchBlocks:
+    """What does not change about the sampled blocks of a step while its scheduled requests are the same.
+
+    Args:
+        batch: the scheduled requests.
+        offsets: one per scheduled request; the row of a position is the position plus the offset.
+
+    Attributes:
+        blocks, owners: the blocks, and the request of each.
+        columns: int64 [4, n], `rows`, `req_slot`, `start` and `size` of `DenoiseBlocks`.
+        groups: the blocks by unmasking algorithm, without history.
+    """
+
+    def __init__(self, batch: list[ScheduledRequest], offsets: list[int]) -> None:
+        self.blocks = [block for scheduled in batch for block in scheduled.blocks]
+        self.owners = [scheduled.request for scheduled in batch for _ in scheduled.blocks]
+        numbers: list[int] = []  # flat, as an array of tuples takes three times as long
+        for scheduled, offset in zip(batch, offsets, strict=True):
+            for block in scheduled.blocks:
+                numbers += block.logits_start + offset, scheduled.request.req_slot, block.start, block.size
+        self.columns = np.array(numbers, dtype=np.int64).reshape(-1, 4).T.copy()
+        self.groups = _groups(self.owners)
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """The rows of a step, and what follows from them. They are the same while its scheduled requests are.
+
+    Attributes:
+        segments: those of `StepPlan`.
+        offsets: see `BatchBlocks`.
+        soft, conditioned: whether a request uses soft embeddings or self-conditioning.
+    """
+
+    batch: list[ScheduledRequest]
+    segments: Ints32
+    offsets: list[int]
+    sampled: BatchBlocks
+    active_lora_modules: int
+    soft: bool
+    conditioned: bool
+
+    def is_of(self, batch: list[ScheduledRequest], launched: Ints32 | None) -> bool:
+        """Returns whether a step has these rows. Its forward may have been launched with segments of its own."""
+        same = launched is None or launched is self.segments
+        return same and len(batch) == len(self.segments) and batch == self.batch
+
+
 class InputBuilder:
     """Builds step plans."""
 
@@ -281,8 +330,8 @@ class InputBuilder:
         self.table = table
         self.lora_manager = lora_manager or LoRAManager()
         self.strategy = strategy
-        self._offsets: list[int] = []  # per scheduled request: row = position + offset
-        self._last_segments: Ints32 = np.empty((0, FIELDS), np.int32)
+        self._rows = self._rows_of([], None)
+        self._prepared: tuple[list[RequestSuccessors], NextStep] | None = None  # the last result of `prepare`
 
     def plan(self, batch: list[ScheduledRequest], launched: Ints32 | None = None) -> StepPlan:
         """Returns the plan of a step without its blocks.
@@ -291,24 +340,41 @@ class InputBuilder:
             launched: segments of a forward that was launched for the step. If they are right, the plan has them, even
                 if some requests have ended meanwhile.
         """
-        segments = self._segments(
-            (each.request, NextForward(each.start, each.end, each.request.num_final_tokens)) for each in batch
-        )
-        if launched is not None and np.array_equal(launched[np.isin(launched[:, SLOT], segments[:, SLOT])], segments):
-            segments = launched
-        self._last_segments = segments
-        of_batch = np.isin(segments[:, SLOT], [each.request.req_slot for each in batch])
-        self._offsets = (first_rows(segments) - segments[:, START])[of_batch].tolist()
+        if not self._rows.is_of(batch, launched):
+            self._rows = self._rows_of(batch, launched)
+        rows = self._rows
         writes = [write for scheduled in batch for write in scheduled.request.take_writes()]
         earlier = any(scheduled.recompute is not None for scheduled in batch)  # ids of an earlier step
         return StepPlan(
-            segments=segments,
+            segments=rows.segments,
             tokens=np.concatenate([scheduled.tokens() for scheduled in batch]) if earlier else None,
-            active_lora_modules=self._active_lora_modules(each.request for each in batch),
-            soft_embeddings=soft_embedding_rows(batch, self._offsets),
-            self_conditioning=self_conditioning_rows(batch, self._offsets),
+            active_lora_modules=rows.active_lora_modules,
+            soft_embeddings=soft_embedding_rows(batch, rows.offsets) if rows.soft else None,
+            self_conditioning=self_conditioning_rows(batch, rows.offsets) if rows.conditioned else None,
             writes=tuple(writes),
             page_writes=self.take_page_writes(batch),
+        )
+
+    def _rows_of(self, batch: list[ScheduledRequest], launched: Ints32 | None) -> BatchRows:
+        segments = self._segments(
+            (each.request, NextForward(each.start, each.end, each.request.num_final_tokens)) for each in batch
+        )
+        requests = [scheduled.request for scheduled in batch]
+        slots = segments[:, SLOT].tolist()
+        if launched is not None:
+            of_batch = [slot in slots for slot in launched[:, SLOT].tolist()]
+            segments = launched if np.array_equal(launched[of_batch], segments) else segments
+        first = (first_rows(segments) - segments[:, START]).tolist()
+        offset_of = dict(zip(segments[:, SLOT].tolist(), first, strict=True))
+        offsets = [offset_of[slot] for slot in slots]
+        return BatchRows(
+            batch=batch,
+            segments=segments,
+            offsets=offsets,
+            sampled=BatchBlocks(batch, offsets),
+            active_lora_modules=self._active_lora_modules(requests),
+            soft=any(request.soft_embedding_params is not None for request in requests),
+            conditioned=any(map(_is_conditioned, requests)),
         )
 
     def take_page_writes(self, batch: list[ScheduledRequest]) -> PageWrites | None:
@@ -321,14 +387,16 @@ class InputBuilder:
         Args:
             max_rows: maximum number of rows of the next step.
         """
+        if self._prepared is not None and self._prepared[0] is successors and self._prepared[1].max_rows == max_rows:
+            return self._prepared[1]
         requests = [each.request for each in successors]
         uniform_noise = self.strategy.uniform_noise
         outcomes = [each.outcomes for each in successors]
         if_continuing, if_final = (
             self._segments((each.request, each.outcomes[n] or UNKNOWN_FORWARD) for each in successors) for n in range(2)
         )
-        if np.array_equal(if_continuing, self._last_segments):
-            if_continuing = self._last_segments  # the runner sees that it is the same without a comparison
+        if np.array_equal(if_continuing, self._rows.segments):
+            if_continuing = self._rows.segments  # so that `plan` and the runner see that it is the same
         stopping = [n for n, request in enumerate(requests) if request.spec.stop_ids]
         modules = self._active_lora_modules(requests)
         continues = None
@@ -344,7 +412,7 @@ class InputBuilder:
             )
             for request, block, _ in successors
         ]
-        return NextStep(
+        found = NextStep(
             requests=requests,
             outcomes=np.concatenate([np.array(ends, dtype=np.int32), if_continuing, if_final], axis=1),
             if_all_continue=continues,
@@ -353,38 +421,43 @@ class InputBuilder:
             active_lora_modules=modules,
             max_rows=max_rows,
         )
+        self._prepared = successors, found
+        return found
 
     def _segments(self, forwards: Iterable[tuple[Request, NextForward]]) -> Ints32:
         """Returns the segments of requests, int32 [n, columns], as in ``kernels.segments.Segment``."""
-        found = []
+        found: list[int] = []  # flat, as an array of tuples takes three times as long
         shared_window, visible_keys = self.strategy.shared_window, self.strategy.visible_keys
         for request, (start, end, final) in forwards:
             window_end = final if shared_window else NO_LIMIT
-            keys = visible_keys(request, final)
-            found.append(
-                Segment(
-                    request.req_slot, start, end - start, *keys, window_end=window_end, editable_start=final,
-                    lora_slot=request.lora_slot,
-                )
+            found += Segment(
+                request.req_slot, start, end - start, *visible_keys(request, final), window_end=window_end,
+                editable_start=final, lora_slot=request.lora_slot,
             )  # fmt: skip
-        return np.array(found, dtype=np.int32)
+        return np.array(found, dtype=np.int32).reshape(-1, FIELDS)
 
     def _active_lora_modules(self, requests: Iterable[Request]) -> int:
         return self.lora_manager.affected_modules({request.adapter for request in requests})
 
     def blocks(self, batch: list[ScheduledRequest]) -> DenoiseBlocks | None:
         """Returns the blocks of the last plan, in the order of the scheduled requests; None if there are none."""
-        return _plan_blocks(batch, self._offsets)
+        return _plan_blocks(self._rows.sampled)
 
     def split(self, blocks: DenoiseBlocks, batch: list[ScheduledRequest]) -> DenoiseBlocks:
         """Returns the blocks of the last plan with `per_request`."""
-        parts = [_plan_blocks([one], [offset]) for one, offset in zip(batch, self._offsets, strict=True)]
+        parts = [
+            _plan_blocks(BatchBlocks([one], [offset])) for one, offset in zip(batch, self._rows.offsets, strict=True)
+        ]
         return replace(blocks, per_request=tuple(part for part in parts if part is not None))
+
+
+def _is_conditioned(request: Request) -> bool:
+    return request.required_stats & SELF_CONDITIONING > 0
 
 
 def _next_conditioning(successors: list[RequestSuccessors], segments: Ints32) -> SelfConditioningRows | None:
     """Returns the blocks with self-conditioning in the next step, if all blocks of this one continue."""
-    conditioned = [n for n, each in enumerate(successors) if each.request.required_stats & LogitStat.SELF_CONDITIONING]
+    conditioned = [n for n, each in enumerate(successors) if _is_conditioned(each.request)]
     if not conditioned:
         return None
     starts = np.array([successors[n].block.logits_start for n in conditioned])
@@ -392,35 +465,26 @@ def _next_conditioning(successors: list[RequestSuccessors], segments: Ints32) ->
     return SelfConditioningRows(starts + first_rows(segments)[conditioned] - own[:, START], own[:, SLOT])
 
 
-def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBlocks | None:
-    """Returns the blocks to sample; None if there are none.
-
-    Args:
-        offsets: one per scheduled request; the row of a position is the position plus the offset.
-    """
-    blocks: list[Block] = []
-    owners: list[Request] = []
-    numbers: list[int] = []  # flat, as an array of tuples takes three times as long
-    led = shaped = False
-    for scheduled, offset in zip(batch, offsets, strict=True):
-        request = scheduled.request
-        for block in scheduled.blocks:
-            blocks.append(block)
-            owners.append(request)
-            numbers += (block.logits_start + offset, request.req_slot, block.start, block.size, *numbers_of(block))
-            led |= request.decodes_left_to_right
-            shaped |= request.logits_processors is not None
+def _plan_blocks(batch: BatchBlocks) -> DenoiseBlocks | None:
+    """Returns the blocks to sample; None if there are none."""
+    blocks, owners = batch.blocks, batch.owners
     if not blocks:
         return None
-
     n = len(blocks)
-    rows, req_slot, start, block_size, *_ = columns = np.array(numbers, dtype=np.int64).reshape(n, -1).T.copy()
+    rows, req_slot, start, block_size = batch.columns
     size = max([block.size for block in blocks])
+    flat: list[int] = []
+    for block in blocks:
+        flat += numbers_of(block)
+    numbers = np.array(flat, dtype=np.int64).reshape(n, -1)
     state = _pad_and_stack([block.state for block in blocks], size)
     sampled = _sampled_positions(owners, blocks, state)
-    for i in (i for i, request in enumerate(owners) if led and request.decodes_left_to_right):
-        sampled[i] = columns[4 + MUST_ADVANCE, i] = False  # the algorithm leaves the block unchanged
-    groups = _groups(owners, blocks, size)
+    led = [i for i, request in enumerate(owners) if request.decodes_left_to_right]
+    sampled[led] = numbers[led, MUST_ADVANCE] = False  # the algorithm leaves these blocks unchanged
+    groups = batch.groups
+    if any(group.algorithm.history_fields for group in groups):
+        groups = tuple(replace(group, history=_history(group, blocks, size)) for group in groups)
+    shaped = any(request.logits_processors is not None for request in owners)
     num_logprobs = requested_logprobs(owners)
     noisy = any(group.algorithm.uniform_noise for group in groups)
     return DenoiseBlocks(
@@ -430,7 +494,7 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
         size=block_size,
         state=state,
         sampled=sampled,
-        numbers=columns[4:].T,
+        numbers=numbers,
         sampling=_sampling_inputs(owners, blocks, groups, size),
         groups=groups,
         noise_uniforms=_uniforms(owners, blocks, size, RENOISE) if noisy else None,
@@ -474,20 +538,21 @@ def _concat(parts: list[np.ndarray]) -> np.ndarray:
     return np.frombuffer(bytearray().join(cast("list[bytearray]", parts)), dtype=parts[0].dtype)  # arrays are buffers
 
 
-def _history(rule: UnmaskingAlgorithm, blocks: list[Block], size: int) -> np.ndarray | None:
-    """Returns the history [n, size, records, fields] of an algorithm's blocks, with a zero record for the next step."""
+def _history(group: AlgorithmBatch, blocks: list[Block], size: int) -> np.ndarray | None:
+    """Returns the history [m, size, records, fields] of a group's blocks, with a zero record for the next step."""
+    rule, members = group.algorithm, [blocks[i] for i in group.members]
     if not rule.history_fields:
         return None
-    records = [0 if block.history is None else block.history.shape[1] for block in blocks]
-    history = np.zeros((len(blocks), size, 1 if rule.static_history else max(records) + 1, len(rule.history_fields)))
-    for record, block, n in zip(history, blocks, records, strict=True):
+    records = [0 if block.history is None else block.history.shape[1] for block in members]
+    history = np.zeros((len(members), size, 1 if rule.static_history else max(records) + 1, len(rule.history_fields)))
+    for record, block, n in zip(history, members, records, strict=True):
         if n:
             record[: block.size, :n] = block.history
     return history
 
 
-def _groups(owners: list[Request], blocks: list[Block], size: int) -> tuple[AlgorithmBatch, ...]:
-    """Groups the blocks by the unmasking algorithm of their requests."""
+def _groups(owners: list[Request]) -> tuple[AlgorithmBatch, ...]:
+    """Groups blocks by the unmasking algorithm of their requests."""
     members: dict[UnmaskingAlgorithm, list[int]] = {}
     for i, request in enumerate(owners):
         members.setdefault(request.algorithm, []).append(i)
@@ -497,7 +562,6 @@ def _groups(owners: list[Request], blocks: list[Block], size: int) -> tuple[Algo
             np.array(mine, dtype=np.int64),
             _concat([owners[i].params for i in mine]).reshape(len(mine), -1),
             functools.reduce(operator.or_, [owners[i].required_stats for i in mine]),
-            _history(rule, [blocks[i] for i in mine], size),
         )
         for rule, mine in members.items()
     )
@@ -568,7 +632,7 @@ def self_conditioning_rows(batch: list[ScheduledRequest], offsets: list[int]) ->
     rows: list[int] = []
     req_slot: list[int] = []
     for scheduled, offset in zip(batch, offsets, strict=True):
-        if scheduled.request.required_stats & LogitStat.SELF_CONDITIONING:
+        if _is_conditioned(scheduled.request):
             for block in scheduled.blocks:
                 if block.num_advance_steps:
                     rows.append(block.logits_start + offset)
