@@ -250,7 +250,6 @@ class Engine:
             has_new_tokens = request.num_stable_tokens > request.num_sent_tokens
             if has_new_tokens or request.finish_reason is not None or request.spec.stream_mode == "denoise":
                 outputs.append(make_output(request))
-                self._stats.generated_tokens += len(outputs[-1].new_tokens)
         return outputs + self._output_processor.take_failed()
 
     def set_overlap_callback(

@@ -138,6 +138,7 @@ class OutputProcessor:
     def _update_blocks(self, scheduled: ScheduledRequest, results: BlockResults, first: int) -> bool:
         """Applies the results from index `first` on to the blocks of a request. Returns False on an error."""
         request, blocks = scheduled.request, scheduled.blocks
+        num_stable = request.num_stable_tokens
         if results.history:
             for i, block in enumerate(blocks, first):
                 history = results.history.get(i)
@@ -158,6 +159,7 @@ class OutputProcessor:
         except Exception as error:
             self.fail_request(request, error)
             return False
+        self._stats.generated_tokens += request.num_stable_tokens - num_stable
         for i, block in enumerate(blocks, first):
             if i in results.rewritten:
                 request.pending_writes.append((block.start, block.start + block.size))

@@ -152,6 +152,26 @@ def test_nothing_more_is_reported_of_an_aborted_request() -> None:
     assert engine.take_outputs() == []
 
 
+@pytest.mark.parametrize("report", ["final", "stable", "denoise"])
+@pytest.mark.parametrize("end", ["length", "abort", "error"])
+def test_tokens_are_counted_when_they_become_stable(report: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the log shows an idle server while it generates answers that are not streamed."""
+    logging.getLogger("runtime.engine.output_processor").setLevel(logging.CRITICAL)
+    engine = make_engine(Setup(block=8))
+    params = Params(max_tokens=24, accept_threshold=0.0, ignore_eos=True)
+    engine.add(spec_of("r0", Ask((1, 2, 3), params, report=report)))
+    while not (counted := engine.stats().generated_tokens):
+        engine.step()
+    assert counted < 24
+    if end == "abort":
+        engine.abort("r0")
+    elif end == "error":
+        monkeypatch.setattr(engine.strategy, "update", Mock(side_effect=RuntimeError("out of luck")))
+    while engine.has_work():
+        engine.step()
+    assert engine.stats().generated_tokens == (24 if end == "length" else counted)
+
+
 def test_final_blocks_are_cached_even_if_outputs_are_not_taken() -> None:
     """Blocks are added to the prefix cache when outputs are taken, or when the pages of their request are freed."""
     setup = Setup(pages=64, max_len=40, max_reqs=2)
