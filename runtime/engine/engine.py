@@ -93,12 +93,18 @@ class Engine:
         self._requests[spec.id] = request
         self._stats.prompt_tokens += request.prompt_len
 
-    def abort(self, request_id: str) -> None:
-        """Removes a request in any state and frees its pages. Ignores unknown ids, as the request may have finished."""
+    def abort(self, request_id: str) -> EngineOutput | None:
+        """Removes a request in any state and frees its pages. Ignores unknown ids, as the request may have finished.
+
+        Returns:
+            Its last output, with the tokens that no output had; None for an unknown id.
+        """
         request = self._requests.pop(request_id, None)
         if request is not None:
             self.grammar_queue.remove(request)
-        self._output_processor.discard(request_id)  # also if it is finished, because its id may be reused
+        untaken = self._output_processor.discard(request_id)  # also if it is finished, because its id may be reused
+        last = request or untaken
+        return None if last is None else make_output(last)
 
     def unload_adapter(self, name: str) -> bool:
         """Rejects new requests for an adapter, and unloads it when no request uses it.

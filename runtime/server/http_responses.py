@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
@@ -109,9 +109,12 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})["job"] = self.job  # for the access log
-        with self.job, suppress(ClientGone):
-            async with until_disconnect(receive):
-                await self._send_all(send)
+        with self.job:
+            try:
+                async with until_disconnect(receive):
+                    await self._send_all(send)
+            except ClientGone:
+                scope["state"]["client_gone"] = True
 
     async def _send_all(self, send: Send) -> None:
         loop = asyncio.get_running_loop()

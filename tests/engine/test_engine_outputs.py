@@ -136,19 +136,26 @@ def test_a_step_without_requests_reports_too() -> None:
     assert received[-1].finish_reason == "length"
 
 
-def test_nothing_more_is_reported_of_an_aborted_request() -> None:
+def test_an_aborted_request_has_one_last_output() -> None:
     engine = make_engine(Setup())
     ask = Ask((1, 2, 3), Params(max_tokens=12, accept_threshold=0.0, ignore_eos=True))
+    expected = run_all(Setup(), [ask]).received["r0"].tokens
     for id in ("kept", "aborted"):
         engine.add(spec_of(id, ask))
     while not engine._output_processor.updated_requests:
         engine.execute_step()
-    engine.abort("aborted")
+    last = engine.abort("aborted")
+    assert last is not None
+    assert last.finish_reason is None
+    assert last.new_tokens == expected[: len(last.new_tokens)] != []
+    assert engine.abort("aborted") is None
     assert {output.id for output in engine.take_outputs()} == {"kept"}
     assert engine.take_outputs() == []
     while not any(request.finish_reason for request in engine._output_processor.updated_requests):
         engine.execute_step()
-    engine.abort("kept")  # it has finished, but its output was not taken
+    untaken = engine.abort("kept")  # it has finished, but its output was not taken
+    assert untaken is not None
+    assert untaken.finish_reason == "length"
     assert engine.take_outputs() == []
 
 

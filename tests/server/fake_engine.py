@@ -59,8 +59,13 @@ class FakeEngine:
     def add(self, spec: RequestSpec) -> None:
         self.live[spec.id] = (spec, 0, time.monotonic())
 
-    def abort(self, request_id: str) -> None:
-        self.live.pop(request_id, None)
+    def abort(self, request_id: str) -> EngineOutput | None:
+        found = self.live.pop(request_id, None)
+        if found is None:
+            return None
+        spec, done, _ = found
+        new = range(done) if spec.stream_mode == "final" else ()
+        return EngineOutput(id=spec.id, nfe=done, new_tokens=[LETTERS[i % 3] for i in new])
 
     def has_work(self) -> bool:
         return bool(self.live)

@@ -38,9 +38,9 @@ class ScriptedEngine(FakeEngine):
         self.scripts[spec.id] = [*ids, EOS][: spec.max_tokens]
         super().add(spec)
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str) -> EngineOutput | None:
         self.scripts.pop(request_id, None)
-        super().abort(request_id)
+        return super().abort(request_id)
 
     def execute_step(self) -> None:
         outputs = self.brought

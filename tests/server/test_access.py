@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import signal
+import socket
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +18,7 @@ from runtime.server import logs
 from runtime.server.metrics import EngineMetrics, StatsLogger
 from runtime.server.middleware import request_middleware
 from runtime.server.middleware.auth import ApiKeys
-from tests.server.harness import serving
+from tests.server.harness import FAKE, serving
 from tests.wait import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -54,6 +56,45 @@ def test_each_answered_request_has_a_log_line(checkpoint: Any) -> None:
     assert several["prompt_tokens"] == 3
     assert len(refused) == 10  # of thirty: the log limits lines of refused requests
     assert refused[0]["reason"].startswith("temperature")
+
+
+def post(server: Any, stream: bool) -> socket.socket:
+    """Sends a request whose answer has one token and does not end."""
+    data = json.dumps({"prompt": "x", "max_tokens": 9, "cache_salt": "endless", "stream": stream}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection: socket.socket = server.connect(head.encode() + data)
+    return connection
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_request_that_its_client_aborts_has_a_log_line_with_its_tokens(checkpoint: Any, processes: int) -> None:
+    flags = ("--log-format", "json", "--frontend-processes", str(processes))
+    with serving("--model", str(checkpoint), *flags, module=FAKE) as server:
+        for stream in (False, True):
+            connection = post(server, stream)
+            server.until_metric("unmask_generated_tokens_total", 1 + stream)
+            if stream:
+                assert connection.recv(64)
+            connection.close()
+            server.until_idle()
+        wait_until(lambda: len(lines(server.log, "unmask.access")) == 2)
+        assert not lines(server.log, "unmask.refused")
+        for entry, status in zip(lines(server.log, "unmask.access"), (499, 200), strict=True):
+            assert entry["message"].startswith("aborted by the client: POST /v1/completions")
+            assert (entry["status"], entry["tokens"], entry["forwards"]) == (status, 1, 1)
+            assert entry["ended_by"] == ["aborted"]
+
+
+def test_a_request_that_the_server_ends_has_a_log_line_with_its_tokens(checkpoint: Any) -> None:
+    flags = ("--log-format", "json", "--drain-timeout", "0")
+    with serving("--model", str(checkpoint), *flags, module=FAKE) as server:
+        connection = post(server, stream=False)
+        server.until_metric("unmask_generated_tokens_total", 1)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait()
+        assert b" 504 " in connection.recv(64)
+        (entry,) = lines(server.log, "unmask.access")
+    assert (entry["status"], entry["tokens"], entry["ended_by"]) == (504, 1, ["timeout"])
 
 
 def test_the_framework_gets_no_query_and_no_cookies_to_parse() -> None:

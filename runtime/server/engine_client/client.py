@@ -164,6 +164,7 @@ class EngineClient(ABC):
         info: properties of the model and the engine, which are equal in all replicas. None: no engine has loaded yet.
         complete: startup is complete: since the start of the server, every frontend process has been ready once.
         requests: live requests by id.
+        aborted: aborted requests whose only output, which has all their tokens, has not arrived.
         pending: requests that were submitted in this iteration of the event loop, by replica.
         live_by_replica, live_by_tenant, live_by_adapter: numbers of live requests.
     """
@@ -189,6 +190,7 @@ class EngineClient(ABC):
         self.info: EngineInfo | None = None
         self.complete = True
         self.requests: dict[str, RequestState] = {}
+        self.aborted: dict[str, RequestState] = {}
         self.pending: dict[int, list[RequestSpec]] = {}
         self.router = Router(config.data_parallel_size, frontend_index % config.data_parallel_size)
         self.live_by_replica = [0] * config.data_parallel_size
@@ -267,6 +269,8 @@ class EngineClient(ABC):
             live = self._remove(request_id)
             if live is not None:
                 by_replica.setdefault(live.replica, []).append(request_id)
+                if live.spec.stream_mode == "final":
+                    self.aborted[request_id] = live
         for replica, live_ids in by_replica.items():
             self.send(replica, Abort(live_ids))
 
@@ -295,6 +299,8 @@ class EngineClient(ABC):
         for output in outputs:
             live = requests.get(output.id)
             if live is None:  # aborted before the output arrived
+                if (aborted := self.aborted.pop(output.id, None)) is not None:
+                    aborted.queue.put_nowait((aborted.choice_index, output))
                 continue
             done = len(output.new_tokens)
             live.tokens += done
@@ -311,9 +317,10 @@ class EngineClient(ABC):
         """Ends the requests of a backend that exited with an Unavailable error."""
         self.router.forget_replica(replica)
         self.pending.pop(replica, None)
-        lost = [live for live in self.requests.values() if live.replica == replica]
+        lost = [live for live in (*self.requests.values(), *self.aborted.values()) if live.replica == replica]
         for live in lost:
             self._remove(live.spec.id)
+            self.aborted.pop(live.spec.id, None)
         gone = Unavailable(f"the engine process of this request exited ({reason}); retry")
         fail_queues((live.queue for live in lost), gone)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineOutput
@@ -19,6 +22,7 @@ from runtime.structured_output.grammar_cache import GrammarError
 if TYPE_CHECKING:
     from runtime.server.openai.protocol import Timings, Usage
 
+ABORT_SECONDS = 5.0  # maximum wait for the tokens of aborted requests; a step may take that long on a CPU
 MAX_BATCH = 128  # outputs of one HTTP request that are processed before the event loop serves other requests
 
 
@@ -91,6 +95,17 @@ class GenerationJob:
         if self.open_ids:
             self.frontend.abort(list(self.open_ids))
             self.frontend.request_metrics.requests.labels(self.outcome).inc()
+
+    async def receive_aborted(self) -> None:
+        """Waits a moment for the tokens of aborted requests that send them at their end. The log has their number."""
+        aborted, queue = self.frontend.aborted, self.output_queue
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ABORT_SECONDS):
+                while not queue.empty() or any(choice.spec.id in aborted for choice in self.submitted):
+                    item = await queue.get()
+                    if not isinstance(item, RequestError):
+                        index, output = item
+                        self.submitted[index].update(replace(output, finish_reason=None))
 
     def _time_out(self, limit: float) -> None:
         self.output_queue.put_nowait(RequestError(f"the request exceeded --request-timeout ({limit:g} s)", status=504))

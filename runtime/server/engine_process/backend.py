@@ -98,8 +98,9 @@ class Backend:
                     if not spec.adapter or not self.adapters.defer(spec):
                         self.add(spec)
             case ipc_protocol.Abort(ids):
-                for request_id in ids:
-                    self.engine.abort(request_id)
+                last = [output for request_id in ids if (output := self.engine.abort(request_id)) is not None]
+                if last:
+                    self.link.send(ipc_protocol.Outputs(last))
                 self.stats_due = True
             case ipc_protocol.Ping():
                 self.stats_due = True

@@ -51,10 +51,13 @@ class FrontendRouter:
             match command:
                 case ipc_protocol.Add():
                     self.owners.update(dict.fromkeys(command.ids(), name))
+                    yield command
                 case ipc_protocol.Abort(ids):
+                    yield command  # first: it sends the last outputs of these requests
                     for id in ids:
                         self.owners.pop(id, None)
-            yield command
+                case _:
+                    yield command
 
     def send(self, outputs: list[EngineOutput]) -> None:
         """Sends each output to the frontend process of its request."""

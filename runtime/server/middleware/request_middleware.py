@@ -17,6 +17,7 @@ from runtime.server.admin.docs import STATE_PATH, pages
 from runtime.server.http_responses import error_response
 from runtime.server.logs import redacted
 from runtime.server.middleware.auth import OPEN_PATHS, OriginPolicy
+from runtime.server.preprocessing.request_body import ClientGone
 
 if TYPE_CHECKING:
     from runtime.server.context import ServerContext
@@ -99,7 +100,10 @@ class RequestMiddleware:
                 begin(response.status_code, response.raw_headers)
                 await response(scope, receive, send)
         except RequestError as error:
-            state["refusal"] = redacted(error)
+            if isinstance(error, ClientGone):
+                state["client_gone"] = True
+            else:
+                state["refusal"] = redacted(error)
             await error_response(error, scope["path"])(scope, receive, send_marked)
         except Exception:
             shown_id = request_id.decode()
@@ -112,6 +116,8 @@ class RequestMiddleware:
         finally:
             context.in_flight -= 1
             seconds = time.monotonic() - arrived
+            if (job := state.get("job")) is not None and not job.ended:
+                await job.receive_aborted()
             log_request(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)
             if context.tracing is not None and (scope["method"], scope["path"]) in self.fast_routes and status != 401:
                 context.tracing.record(scope, request_id.decode(), context.names[0], status, arrived)
@@ -132,7 +138,7 @@ def log_request(
     """Logs one request.
 
     Args:
-        state: state of the ASGI scope, with the job and the rejection, if any.
+        state: state of the ASGI scope, with the job, the rejection, and whether the client disconnected, if any.
         quiet: log at level DEBUG, for probes, scrapers and the page, which are requested every few seconds.
     """
     level = logging.DEBUG if quiet else logging.INFO
@@ -146,7 +152,7 @@ def log_request(
         usage = job.usage()
         prompt_tokens, tokens = usage["prompt_tokens"], usage["completion_tokens"]
         forwards = sum(choice.nfe for choice in job.choices)
-        ends = sorted({choice.finish_reason or "unfinished" for choice in job.choices})
+        ends = sorted({choice.finish_reason or job.outcome for choice in job.choices})
         fields |= {"id": job.id, "prompt_tokens": prompt_tokens, "tokens": tokens}
         fields |= {"forwards": forwards, "ended_by": ends}
         parts = [job.id, f"{prompt_tokens}+{tokens} tokens", f"{forwards} forwards", *parts, " ".join(ends)]
@@ -155,10 +161,11 @@ def log_request(
         fields["reason"] = _printable(reason[:MAX_REASON])
         parts.append(fields["reason"])
     line = f"{method} {shown_path} {status} {', '.join(parts)}"
-    if 400 <= status < 500 or status == 503:
-        rejected_log.log(level, f"rejected with {status}: %s", line, extra={"fields": fields})
-    else:
-        access_log.log(level, "%s", line, extra={"fields": fields})
+    gone = state.get("client_gone", False)
+    rejected = 400 <= status < 500 or status == 503
+    form = "aborted by the client: %s" if gone else f"rejected with {status}: %s" if rejected else "%s"
+    log_of = rejected_log if rejected and not (gone and job is not None) else access_log
+    log_of.log(level, form, line, extra={"fields": fields})
 
 
 def _printable(text: str) -> str:
