@@ -245,7 +245,8 @@ class StatsLogger:
             "waiting": waiting,
             "kv_usage": round(usage, 3),
         }
-        shown = {**fields, "tokens_per_forward": fields["tokens_per_forward"] or "n/a", "kv_percent": 100 * usage}
+        parallel = fields["tokens_per_forward"]
+        shown = {**fields, "tokens_per_forward": "n/a" if parallel is None else parallel, "kv_percent": 100 * usage}
         stats_log.info(
             "%(generated_tokens_per_second).0f tokens/s, %(prompt_tokens_per_second).0f prompt tokens/s, "
             "%(tokens_per_forward)s tokens/forward, %(running)d running, %(waiting)d waiting, "

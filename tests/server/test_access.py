@@ -156,3 +156,17 @@ def test_the_load_is_logged_while_there_is_some(caplog: pytest.LogCaptureFixture
     assert fields["kv_usage"] == 0.25
     entry = json.loads(logs.JsonFormatter("frontend").format(caplog.records[0]))
     assert entry["generated_tokens_per_second"] == fields["generated_tokens_per_second"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "forwards", "shown"), [(0, 0, "n/a"), (0, 30, "0.0"), (90, 30, "3.0"), (10, 30, "0.33")]
+)
+def test_only_an_absent_figure_is_logged_as_such(
+    tokens: int, forwards: int, shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    figures = EngineMetrics()
+    load = StatsLogger(figures)
+    figures.current[0] = EngineStats(prompt_tokens=1, generated_tokens=tokens, forwards_denoise=forwards)
+    with caplog.at_level(logging.INFO):
+        load.log_stats()
+    assert f", {shown} tokens/forward" in caplog.records[0].getMessage()
