@@ -179,9 +179,16 @@ class Server:
 
     async def _drain(self, sig: signal.Signals, frontend: HttpFrontend | FrontendProcessManager) -> None:
         """Serves for --drain-delay, closes the listener, and waits for running requests."""
-        log.info("%s: draining, %d requests in flight", sig.name, frontend.in_flight)
+        config = self.config
+        log.info(
+            "%s: draining, %d requests in flight; exiting when they have finished, after at most %g s (--drain-delay "
+            "and --drain-timeout). A second signal, such as Ctrl-C, ends the server at once",
+            sig.name,
+            frontend.in_flight,
+            config.drain_delay + config.drain_timeout,
+        )
         frontend.begin_drain()
-        await asyncio.sleep(self.config.drain_delay)
+        await asyncio.sleep(config.drain_delay)
         await frontend.drain()
         log.info("drained")
         self.ended.set()

@@ -44,6 +44,8 @@ def test_a_second_signal_ends_at_once(checkpoint: Path) -> None:
         answers = start(server, pool, 3)
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "draining" in server.log)
+        assert "at most 600 s" in server.log
+        assert "A second signal, such as Ctrl-C, ends the server at once" in server.log
         server.process.send_signal(signal.SIGINT)
         assert server.wait() == 128 + signal.SIGINT
         assert all(isinstance(one.exception(TIMEOUT), httpx.TransportError) for one in answers)
