@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import Depends
@@ -87,8 +88,8 @@ class ServerContext:
             sentence = "is not supported by this route and rejected by --strict-fields; leave it out"
             raise refuse(unknown[0], sentence, code="unknown_field")
         if unknown:
-            request.state.ignored = unknown  # RequestMiddleware adds them to the response header
-            self._log_ignored(unknown)
+            self._add_ignored(request, unknown)
+            self._add_unsupported(request, unknown)
         return body
 
     def cap_max_tokens(self, request: Request, max_tokens: int, info: EngineInfo, name: str) -> int:
@@ -108,24 +109,29 @@ class ServerContext:
         if self.config.strict_fields:
             limit = f"max_model_len {info.max_model_len} and is rejected by --strict-fields"
             raise refuse(name, f"{max_tokens} exceeds {limit}; send a smaller value", code="context_length_exceeded")
-        self._add_ignored(request, name)
+        self._add_ignored(request, [name])
         return info.max_model_len
 
     def ignore_field(self, request: Request, name: str) -> None:
         """Ignores a known field like an unsupported one. Raises RequestError with --strict-fields."""
         if self.config.strict_fields:
             raise refuse(name, "cannot be honored for this request and is rejected by --strict-fields; leave it out")
-        self._add_ignored(request, name)
-        self._log_ignored([name])
+        self._add_ignored(request, [name])
+        self._add_unsupported(request, [name])
 
     @staticmethod
-    def _add_ignored(request: Request, name: str) -> None:
-        """Adds a field to the header X-Unmask-Ignored of the response."""
-        request.state.ignored = [*getattr(request.state, "ignored", ()), name]
+    def _add_ignored(request: Request, names: list[str]) -> None:
+        """Adds fields to the header X-Unmask-Ignored of the response, unless the request is rejected."""
+        request.state.ignored = [*getattr(request.state, "ignored", ()), *names]
 
-    def _log_ignored(self, unknown: list[str]) -> None:
-        """Logs each name once, up to a limit so that clients cannot fill the log."""
-        for name in unknown:
+    @staticmethod
+    def _add_unsupported(request: Request, names: list[str]) -> None:
+        """Adds fields that `log_unsupported` logs once the request is accepted."""
+        request.state.unsupported = [*getattr(request.state, "unsupported", ()), *names]
+
+    def log_unsupported(self, names: Iterable[str]) -> None:
+        """Logs each ignored field once, up to a limit so that clients cannot fill the log."""
+        for name in names:
             if name not in self.logged_fields and len(self.logged_fields) < MAX_LOGGED_FIELDS:
                 self.logged_fields.add(name)
                 log.info("Ignoring unsupported request field %r (logged once)", field_path(name))

@@ -81,11 +81,16 @@ def test_unknown_fields_are_ignored_and_named(checkpoint: Path) -> None:
     with serving("--model", str(checkpoint), module=FAKE) as server, server.client() as client:
         odd = {"options": {"num_ctx": 5}, "keep\r\nalive: 1é": 1, "left_empty": None,
                "messages": [{**USER, "hue": 1}] * 3, "max_tokens": 4}  # fmt: skip
+        for wrong in ({"mode": "speed"}, {"temperature": -1}, {"decoding": {"hue": 1}}):
+            refused = client.post(CHAT, json={**odd, "refused_too": 1, **wrong})
+            assert refused.status_code == 400
+            assert "x-unmask-ignored" not in refused.headers
         for stream in (False, True):
             taken = client.post(CHAT, json={**odd, "stream": stream})
             assert set(taken.headers["x-unmask-ignored"].split(", ")) == {"options", "keep??alive??1?", "messages.hue"}
         assert server.log.count("Ignoring unsupported request field 'options' (logged once)") == 1
-        assert "left_empty" not in server.log
+        for name in ("left_empty", "'mode'", "refused_too"):
+            assert name not in server.log
         many = client.post(CHAT, json={**odd, **{f"field_{i}": i for i in range(500)}})
         assert len(many.headers["x-unmask-ignored"].split(", ")) == 16
 

@@ -71,8 +71,9 @@ class RequestMiddleware:
             nonlocal status
             status = code
             added.append((b"x-request-id", request_id))
-            if unknown := state.get("ignored"):
-                added.append((b"x-unmask-ignored", ", ".join(unknown).encode()))
+            if code < 400 and (ignored := state.get("ignored")):
+                added.append((b"x-unmask-ignored", ", ".join(ignored).encode()))
+                context.log_unsupported(state.get("unsupported", ()))
             if context.draining:
                 added.append((b"connection", b"close"))
 
