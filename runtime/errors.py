@@ -20,17 +20,20 @@ class RequestError(ValueError):
         status: HTTP status (400, 401, 403, 404, 413, 429, 503, 504).
         code: OpenAI's machine-readable code (``"model_not_found"``), or None.
         detail: Part of the message that a library or the client wrote without quotes. The log has only its length.
+        own: Part of the message with quotes around words of the server. The log has it unchanged.
     """
 
     def __init__(
-        self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None, detail: str = ""
-    ) -> None:
+        self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None, detail: str = "",
+        own: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(message)
         self.message = message
         self.param = param
         self.status = status
         self.code = code
         self.detail = detail
+        self.own = own
 
     def renamed(self, ours: str, theirs: str) -> RequestError:
         """Returns the error with the field's name replaced by that of another API."""
@@ -38,7 +41,7 @@ class RequestError(ValueError):
         if param is not None and (param == ours or param.startswith((f"{ours}.", f"{ours}["))):
             message = theirs + message.removeprefix(ours) if message.startswith(ours) else message
             param = theirs + param.removeprefix(ours)
-        return RequestError(message, param=param, status=self.status, code=self.code, detail=self.detail)
+        return RequestError(message, param=param, status=self.status, code=self.code, detail=self.detail, own=self.own)
 
 
 class ReplicaLost(Exception):

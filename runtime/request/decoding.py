@@ -75,7 +75,8 @@ def check_beside_decoding(names: Iterable[str], info: EngineInfo) -> None:
     for name in names:
         fields = fields or {field.split(".")[0] for field in field_names(info)}
         if name in fields:
-            raise refuse(name, f'is a field of decoding; send {{"decoding": {{"{name}": ...}}}}')
+            form = f'{{"decoding": {{"{name}": ...}}}}'
+            raise refuse(name, f"is a field of decoding; send {form}", own=form)
 
 
 def engine_fields(info: EngineInfo) -> tuple[Field, ...]:

@@ -11,9 +11,9 @@ from runtime.errors import RequestError
 from runtime.request.field_spec import Limits, Value
 
 
-def refuse(param: str, sentence: str, *, status: int = 400, code: str | None = None) -> RequestError:
-    """Returns a RequestError for the field `param`. `code`: machine-readable code, as in `RequestError`."""
-    return RequestError(f"{param}: {sentence}", param=param, status=status, code=code)
+def refuse(param: str, sentence: str, *, status: int = 400, code: str | None = None, own: str = "") -> RequestError:
+    """Returns a RequestError for the field `param`. `code` and `own`: as in `RequestError`."""
+    return RequestError(f"{param}: {sentence}", param=param, status=status, code=code, own=own)
 
 
 # A number of JSON, which some clients send as a text.

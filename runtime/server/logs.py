@@ -57,20 +57,26 @@ def redact_queries(record: logging.LogRecord) -> bool:
 
 # A quoted text, but no apostrophe within a word. A truncated one ends with the message.
 _QUOTED = re.compile(r"""(?<!\w)(?:'(?:\\.|[^'\\])*(?:'|$)|"(?:\\.|[^"\\])*(?:"|$)|`[^`]*(?:`|$))""", re.DOTALL)
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}(?:\[\d{1,6}\])*")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}(?:\[\d{1,6}\])*")  # of a field or a header
 
 
 def redacted(error: RequestError) -> str:
     """Returns the message of an error without content of the request.
 
     Quoted texts, the `detail` of the error and unusual parts of the path of its field are replaced by their lengths.
+    Its part `own` stays.
     """
     message, field = error.message, ""
     if error.param and message.startswith(error.param):
         field, message = field_path(error.param), message[len(error.param) :]
     if error.detail:
         message = message.replace(error.detail, _length(error.detail))
-    return field + _QUOTED.sub(lambda found: _length(found[0].strip("'\"`")), message)
+    before, own, after = message.rpartition(error.own) if error.own else (message, "", "")
+    return field + _without_quotes(before) + own + _without_quotes(after)
+
+
+def _without_quotes(text: str) -> str:
+    return _QUOTED.sub(lambda found: _length(found[0].strip("'\"`")), text)
 
 
 def field_path(path: str) -> str:

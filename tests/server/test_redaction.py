@@ -1,13 +1,18 @@
 """Tests that the log of refused requests has the field and a length, and no text of the client."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from runtime.errors import RequestError
+from runtime.request.decoding import check_beside_decoding
 from runtime.request.validation import preview
 from runtime.server.logs import field_path, redacted
+from runtime.server.openai.protocol import ChatRequest
+from runtime.server.openai.tools import parse_tool_choice
+from runtime.server.preprocessing.request_body import parse_body
 from tests.server.harness import FAKE, serving
 
 SECRET = "swordfish"
@@ -26,10 +31,38 @@ SECRET = "swordfish"
          "tools[0].function.name: 7 is no name"),
         (RequestError("a: cannot be applied: lark says no", param="a", detail="lark says no"),
          "a: cannot be applied: <12 characters>"),
+        (RequestError("a: 'x y' is no b; use 'b' or \"c\"", param="a", own="'b' or \"c\""),
+         "a: <3 characters> is no b; use 'b' or \"c\""),
+        (RequestError("a: '\"b\" x' is no b; use \"b\"", param="a", own='"b"'), 'a: <4 characters> is no b; use "b"'),
+        (RequestError("X-Request-Id: must be short", param="X-Request-Id"), "X-Request-Id: must be short"),
     ],
 )  # fmt: skip
 def test_text_of_a_client_is_replaced_by_its_length(error: RequestError, logged: str) -> None:
     assert redacted(error) == logged
+
+
+@pytest.mark.parametrize(
+    ("body", "logged"),
+    [
+        ('{"messages": [{"role": "swordfish"}]}',
+         "messages[0].role: Input should be 'system', 'developer', 'user', 'assistant', 'tool' or 'function'"),
+        ('{"messages": swordfish}', "the body is not JSON: expected value at line 1 column 14"),
+        ('{"messages": [{"role" 1}]}', "the body is not JSON: expected `:` at line 1 column 23"),
+        ('{"messages": [{"role": "user", "content": "x"}], "tool_choice": "swordfish"}',
+         'tool_choice: <9 characters> is not supported; use none, auto, required or {"type": "function", "function": '
+         '{"name": ...}}'),
+    ],
+)  # fmt: skip
+def test_words_of_the_server_stay(body: str, logged: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_tool_choice(parse_body(ChatRequest, body.encode()).tool_choice)
+    assert redacted(refused.value) == logged
+
+
+def test_the_place_of_a_decoding_field_stays() -> None:
+    with pytest.raises(RequestError) as refused:
+        check_beside_decoding(["mode"], cast(Any, SimpleNamespace(algorithms=[], strategy_fields=[])))
+    assert redacted(refused.value) == 'mode: is a field of decoding; send {"decoding": {"mode": ...}}'
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def parse_tool_choice(choice: object, origins: Mapping[str, tuple[str, str]] = M
                 raise refuse("tool_choice.function.name", "is missing; name one of the tools")
             return Choice("required", name, origins=origins)
     known = 'none, auto, required or {"type": "function", "function": {"name": ...}}'
-    raise refuse("tool_choice", f"{preview(choice)} is not supported; use {known}")
+    raise refuse("tool_choice", f"{preview(choice)} is not supported; use {known}", own=known)
 
 
 def _function_name(selector: Mapping[str, Any], offered: Mapping[tuple[str, str], str]) -> str:
@@ -374,11 +374,11 @@ class ChatContext:
                 self.strict_unsupported = True
                 return "", at
             if self._format.wraps is None:
-                raise refuse(
-                    param,
+                sentence = (
                     f"calls in the format {self._format.key} cannot be constrained to a schema; leave it out, "
-                    'with tool_choice "auto" and no strict tools',
+                    'with tool_choice "auto" and no strict tools'
                 )
+                raise refuse(param, sentence, own=sentence)
             mode: CallMode = "only" if tools.required else "or_form" if form else "within"
             constraint = ToolCallConstraint(self._format, tools.callable, mode, tools.single_call, self._any_object)
         return grammar(constraint, form, opened, self._tokenizer.control_id, param), param

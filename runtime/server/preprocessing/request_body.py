@@ -442,7 +442,8 @@ def parse_json(data: bytes) -> Any:
     try:
         return from_json(data.removeprefix(BOM_UTF8))
     except ValueError as invalid:
-        raise RequestError(f"the body is not JSON: {invalid}", code="invalid_json") from None
+        reason = str(invalid)  # has no text of the body
+        raise RequestError(f"the body is not JSON: {reason}", code="invalid_json", own=reason) from None
 
 
 def validate_body(kind: type[B], value: Any) -> B:
@@ -458,7 +459,8 @@ def validate_body(kind: type[B], value: Any) -> B:
     param = _path(first["loc"])
     if param is None:
         raise RequestError("the body must be a JSON object")
-    raise refuse(param, _JSON_MESSAGES.get(first["type"], first["msg"]))
+    message = _JSON_MESSAGES.get(first["type"], first["msg"])
+    raise refuse(param, message, own=message if first["type"] == "literal_error" else "")
 
 
 _ARMS = frozenset(("str", "list", "any", "item", "added"))  # of unions
