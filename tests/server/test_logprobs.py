@@ -62,7 +62,7 @@ def test_tokens_are_reported_with_the_text_that_they_belong_to(checkpoint: Path)
         assert [entry.id for entry, _ in revealed.take_new(update)] == expected
 
 
-def test_completion_logprobs_have_offsets_and_the_eos_token(ai: openai.OpenAI, client: httpx.Client) -> None:
+def test_completion_logprobs_have_offsets(ai: openai.OpenAI, client: httpx.Client) -> None:
     asked: Any = {"model": "tiny", "prompt": "x", "max_tokens": 30, "logprobs": 2, "extra_body": {"ignore_eos": True}}
     choice = ai.completions.create(**asked).choices[0]
     logprobs = choice.logprobs
@@ -74,13 +74,32 @@ def test_completion_logprobs_have_offsets_and_the_eos_token(ai: openai.OpenAI, c
         assert top[word] == value
         if not word.startswith("bytes:"):
             assert choice.text[offset : offset + len(word)] == word
-    ended = client.post(
-        "/v1/completions", json={"prompt": "x", "max_tokens": 9, "logprobs": 0, "logit_bias": {"257": 100}}
-    ).json()["choices"][0]
-    assert (ended["text"], ended["finish_reason"]) == ("", "stop")
-    assert ended["logprobs"]["tokens"] == ["<|endoftext|>"]
-    assert ended["logprobs"]["text_offset"] == [0]
-    assert ended["logprobs"]["token_logprobs"][0] < -0.5  # the model's value, without the bias
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+def test_the_end_of_sequence_is_no_token_of_the_answer(client: httpx.Client, path: str, stream: bool) -> None:
+    what = {"messages": USER, "logprobs": True} if "chat" in path else {"prompt": "x", "logprobs": 0}
+    body = {**what, "max_tokens": 9, "logit_bias": {"257": 100}, "stream": stream}
+    text = client.post(path, json=body).text
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line and not line.endswith("[DONE]")]
+    answers = [json.loads(line) for line in lines]
+    if path != "/generate":
+        answers = [answer["choices"][0] for answer in answers]
+    listed = [answer["logprobs"] for answer in answers if answer.get("logprobs")]
+    assert answers[-1]["finish_reason"] == "stop"
+    empty = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    assert all(one in ([], empty, {"content": [], "refusal": None}) for one in listed)
+
+
+def test_the_logprobs_of_an_echo_have_one_entry_more_also_if_the_answer_is_empty(client: httpx.Client) -> None:
+    """lm-eval drops the last entry: that of the answer, of which it requests one token."""
+    asked = {"prompt": "xy", "max_tokens": 1, "logprobs": 0, "echo": True, "logit_bias": {"257": 100}}
+    ended = client.post("/v1/completions", json=asked).json()["choices"][0]
+    assert (ended["text"], ended["finish_reason"]) == ("xy", "stop")
+    assert ended["logprobs"]["tokens"] == ["x", "y", "<|endoftext|>"]
+    assert ended["logprobs"]["text_offset"] == [0, 1, 2]
+    assert ended["logprobs"]["token_logprobs"][-1] < -0.5  # the model's value, without the bias
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -138,7 +138,7 @@ class GenerateLogprobStreamer(LogprobStreamer):
 
 
 class CompletionLogprobStreamer(LogprobStreamer):
-    """The form of completions. Only they return the end-of-sequence token, and tokens of an echoed prompt."""
+    """The form of completions. Only they return tokens of an echoed prompt, and then the end-of-sequence token."""
 
     def empty(self) -> CompletionLogprobs:
         return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
@@ -157,16 +157,14 @@ class CompletionLogprobStreamer(LogprobStreamer):
             field["text_offset"].append(offset)
 
     def entries(self) -> Sequence[TokenEntry]:
-        prompt = [] if self._echo is None else self._echo.entries(self._choice)
-        return prompt + self.take_new()
-
-    def take_new(self, update: OutputDelta | None = None) -> list[TokenEntry]:
-        """Adds the end-of-sequence token, if known, and counts offsets from the start of an echoed prompt."""
-        choice, found = self._choice, super().take_new(update)
-        if (update is None or update.ended) and choice.end_logprob is not None and choice.eos:
+        choice, echo, found = self._choice, self._echo, self.take_new()
+        if echo is None:
+            return found
+        # lm-eval requests one token after a prompt and drops the last entry, also if the model ends there
+        if choice.end_logprob is not None and choice.eos:
             found.append((choice.end_logprob, len(choice.text or "")))
-        base = 0 if self._echo is None else len(self._echo.text(choice))
-        return [(entry, base + offset) for entry, offset in found]
+        base = len(echo.text(choice))
+        return echo.entries(choice) + [(entry, base + offset) for entry, offset in found]
 
 
 def parse_echo(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> PromptEcho | None:
