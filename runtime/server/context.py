@@ -83,6 +83,9 @@ class ServerContext:
     async def body(self, request: Request, kind: type[B]) -> B:
         """The parsed body. Raises RequestError 400, 408, 413, 415 or 429."""
         body = await self.preprocessor.parse(request, kind)
+        # without `info`, `begin` raises Unavailable
+        if isinstance(body, GenerationRequest) and (info := self.engine_client.info) is not None:
+            check_beside_decoding((name for name, value in (body.model_extra or {}).items() if value is not None), info)
         unknown = ignored_fields(body)
         if unknown and self.config.strict_fields:
             sentence = "is not supported by this route and rejected by --strict-fields; leave it out"
@@ -142,12 +145,7 @@ class ServerContext:
         `prefix`: of the id of the response.
         """
         model = self.model_name(body.model)
-        mode = body.mode()
-        loaded = self.require()
-        check_beside_decoding(
-            (name for name, value in (body.model_extra or {}).items() if value is not None), loaded[0]
-        )
-        return GenerationInputs(request, body, prefix + uuid.uuid4().hex, model, mode, loaded)
+        return GenerationInputs(request, body, prefix + uuid.uuid4().hex, model, body.mode(), self.require())
 
     async def encode_chat(
         self, request: Request, loaded: tuple[EngineInfo, Tokenizer], tools: ToolConfig, chat: ChatPrompt

@@ -166,8 +166,10 @@ def test_fields_of_decoding_beside_it_are_refused(client: httpx.Client, route: s
 def test_strict_fields_refuse_unknown_fields(strict: ServerProcess) -> None:
     with strict.client() as client:
         refused = client.post(CHAT, json={**BODIES[CHAT], "messages": [{**USER, "hue": 1}]})
+        misplaced = client.post(CHAT, json={**BODIES[CHAT], "mode": "speed"})
     error = refused.json()["error"]
     assert (refused.status_code, error["code"], error["param"]) == (400, "unknown_field", "messages.hue")
+    assert 'send {"decoding": {"mode": ...}}' in misplaced.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("route", [CHAT, TEXT, RESPONSES])
