@@ -6,12 +6,13 @@ import enum
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.base import LogitStat, UnmaskingAlgorithm, get_algorithm, resolve_params
+from runtime.kernels.segments import Segment
 from runtime.scheduling.logits_processors import LogitsProcessorState
 from runtime.scheduling.step_plan import (
     FIXED,
@@ -351,18 +352,38 @@ class ForwardSpan:
     blocks: list[Block]
 
 
+class NextForward(NamedTuple):
+    """Positions ``[start, end)`` that the next step of a request forwards, and its `num_final_tokens` there."""
+
+    start: int
+    end: int
+    num_final_tokens: int
+
+
+class Successors(NamedTuple):
+    """What the next step forwards if the sampled block continues, and if it is final now. None: it is not known.
+
+    An end of the output is neither, and so is the end of a block at the end of the output.
+    """
+
+    if_continuing: NextForward | None = None
+    if_final: NextForward | None = None
+
+
 @dataclass(slots=True, eq=False)
 class ScheduledRequest:
     """Positions ``[start, end)`` of a request that a step forwards.
 
-    Read-only: while the layout of a request is stable, all steps use the same object, and what is derived from it is
-    reused too.
+    While the layout of a request is stable, all steps use the same object, and what is derived from it is reused too.
 
     Attributes:
         span: the part in open blocks. None: all rows are final tokens, or they are recomputed.
         recompute: rows of open blocks to recompute after a preemption, with the ids that they had.
         blocks: blocks to sample.
         is_denoise_step: whether this is a denoising step of the request.
+        successors: what the next step forwards. None: not computed yet, or pages are missing.
+        segment: its rows.
+        outcomes: its row of ``NextStep.outcomes``.
     """
 
     request: Request
@@ -372,6 +393,9 @@ class ScheduledRequest:
     recompute: KVSpan | None = None
     blocks: list[Block] = field(init=False)
     is_denoise_step: bool = field(init=False)
+    successors: Successors | None = None
+    segment: Segment | None = None
+    outcomes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         span = self.span

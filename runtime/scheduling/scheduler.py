@@ -15,9 +15,9 @@ import time
 from runtime.request.engine_messages import EngineInfo
 from runtime.scheduling.kv_cache_manager import KVCacheManager, OutOfPages, PageTable, PrefillDeduplicator
 from runtime.scheduling.lora_manager import LoRAManager
-from runtime.scheduling.request import Request, ScheduledRequest, Status
+from runtime.scheduling.request import ForwardSpan, Request, ScheduledRequest, Status, Successors
 from runtime.scheduling.request_queue import FairQueue, round_robin, served_longest_ago
-from runtime.scheduling.strategy import RequestSuccessors, Strategy, Successors
+from runtime.scheduling.strategy import Strategy
 
 SHARED_STEP_SECONDS = 0.1  # target if one tenant has several requests in a step with other tenants
 DECAY = 0.8  # weight of earlier steps, per step
@@ -63,8 +63,6 @@ class Scheduler:
         self._step = 0
         self._budget_exhausted = False  # the last step had no budget left for some request
         self._deferred_exclusive: Request | None = None  # the last batch had other requests; it runs alone
-        self._preceding: list[ScheduledRequest] = []  # the last batch of `successors`, and what it returned
-        self._successors: list[RequestSuccessors] | None = None
         self._failed_admission: tuple[int, int] | None = None  # arrival index, and available page groups
 
     def add(self, request: Request) -> None:
@@ -144,8 +142,8 @@ class Scheduler:
         """Maximum number of rows of a step, or of one in the time of a shared step."""
         return self.step_time.max_rows(self.token_budget) if self._is_shared else self.token_budget
 
-    def successors(self, batch: list[ScheduledRequest]) -> list[RequestSuccessors] | None:
-        """Returns what the next step forwards, while the device runs this one.
+    def successors(self, batch: list[ScheduledRequest]) -> list[ScheduledRequest] | None:
+        """Returns the requests of the next step with their `successors`, while the device runs this one.
 
         It reserves the pages of both outcomes of each request, but preempts none for them. An outcome without pages is
         not known.
@@ -158,33 +156,31 @@ class Scheduler:
         """
         if len(batch) != len(self.running) or not self._is_admission_blocked():
             return None
-        if batch != self._preceding:  # else all of its blocks continue
-            self._preceding, self._successors = batch, self._find_successors(batch)
-        if any(scheduled.request.needs_results for scheduled in batch if not scheduled.request.finished):
-            return None
-        return self._successors
-
-    def _find_successors(self, batch: list[ScheduledRequest]) -> list[RequestSuccessors] | None:
-        found: list[RequestSuccessors] = []
+        found: list[ScheduledRequest] = []
         for scheduled in batch:
             request = scheduled.request
             if scheduled.span is None and request.finished and scheduled.end >= request.num_final_tokens:
                 if self.waiting.count:
                     return None  # another request may take its place
                 continue  # its last blocks are cached by this step
-            if scheduled.span is None or len(scheduled.blocks) != 1:
+            if scheduled.span is None or len(scheduled.blocks) != 1 or request.needs_results:
                 return None
-            try:
-                outcomes = self.strategy.successors(request, scheduled.span)
-            except Exception as error:
-                raise SchedulingError(request) from error
-            self._reserve(request, max([outcome.end for outcome in outcomes if outcome is not None], default=0))
-            held = request.num_allocated_tokens
-            outcomes = Successors(*(each if each is not None and each.end <= held else None for each in outcomes))
-            if outcomes == Successors():
-                return None
-            found.append(RequestSuccessors(request, scheduled.blocks[0], outcomes))
+            if scheduled.successors is None:
+                scheduled.successors = self._successors_of(request, scheduled.span)
+                if scheduled.successors is None:
+                    return None
+            found.append(scheduled)
         return found or None
+
+    def _successors_of(self, request: Request, span: ForwardSpan) -> Successors | None:
+        try:
+            outcomes = self.strategy.successors(request, span)
+        except Exception as error:
+            raise SchedulingError(request) from error
+        self._reserve(request, max([outcome.end for outcome in outcomes if outcome is not None], default=0))
+        held = request.num_allocated_tokens
+        known = Successors(*(each if each is not None and each.end <= held else None for each in outcomes))
+        return None if known == Successors() else known
 
     def confirm(self, requests: list[Request]) -> list[ScheduledRequest] | None:
         """Returns the rows of a step whose forward was launched for these requests; None if it has to be scheduled.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from runtime.errors import ConfigError
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, Value
-from runtime.scheduling.request import Block, ForwardSpan, Request
+from runtime.scheduling.request import Block, ForwardSpan, Request, Successors
 from runtime.scheduling.step_plan import BlockResults
 
 
@@ -37,36 +37,6 @@ class VisibleKeys(NamedTuple):
     origin: int
     block_size: int
     causal_end: int = 0
-
-
-class NextForward(NamedTuple):
-    """Positions ``[start, end)`` that the next step of a request forwards, and its `num_final_tokens` there."""
-
-    start: int
-    end: int
-    num_final_tokens: int
-
-
-class Successors(NamedTuple):
-    """What the next step forwards if the sampled block continues, and if it is final now. None: it is not known.
-
-    An end of the output is neither, and so is the end of a block at the end of the output.
-    """
-
-    if_continuing: NextForward | None = None
-    if_final: NextForward | None = None
-
-
-class RequestSuccessors(NamedTuple):
-    """What the next step of a request forwards.
-
-    Attributes:
-        block: its sampled block.
-    """
-
-    request: Request
-    block: Block
-    outcomes: Successors
 
 
 class Strategy:

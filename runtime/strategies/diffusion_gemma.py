@@ -11,13 +11,11 @@ import numpy.typing as npt
 
 from runtime.algorithms.logits_ops import CANVAS, uniforms
 from runtime.request.block_layout import BlockLayout
-from runtime.scheduling.request import Block, ForwardSpan, Request
+from runtime.scheduling.request import Block, ForwardSpan, NextForward, Request, Successors
 from runtime.scheduling.step_plan import MASKED, UNMASKED, BlockResults, Ints
 from runtime.scheduling.strategy import (
     DecodingContext,
-    NextForward,
     Strategy,
-    Successors,
     VisibleKeys,
     require_single_block,
 )

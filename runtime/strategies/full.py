@@ -16,13 +16,11 @@ import numpy as np
 
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import BLOCK_LENGTH, Field
-from runtime.scheduling.request import Block, ForwardSpan, KVSpan, Request
+from runtime.scheduling.request import Block, ForwardSpan, KVSpan, NextForward, Request, Successors
 from runtime.scheduling.step_plan import FIXED, BlockResults
 from runtime.scheduling.strategy import (
     DecodingContext,
-    NextForward,
     Strategy,
-    Successors,
     VisibleKeys,
     require_single_block,
 )

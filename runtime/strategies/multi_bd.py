@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, fraction_field
-from runtime.scheduling.request import Block, ForwardSpan, Request
+from runtime.scheduling.request import Block, ForwardSpan, NextForward, Request, Successors
 from runtime.scheduling.step_plan import FIXED, BlockResults
-from runtime.scheduling.strategy import DecodingContext, NextForward, Strategy, Successors
+from runtime.scheduling.strategy import DecodingContext, Strategy
 from runtime.strategies import block_update
 from runtime.strategies.registry import register_strategy
 

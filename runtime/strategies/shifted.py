@@ -8,9 +8,9 @@ algorithm. `Request.blocks` has all sub-blocks of the open block.
 from __future__ import annotations
 
 from runtime.request.block_layout import BlockLayout
-from runtime.scheduling.request import Block, ForwardSpan, Request
+from runtime.scheduling.request import Block, ForwardSpan, NextForward, Request, Successors
 from runtime.scheduling.step_plan import FIXED, MASKED, BlockResults
-from runtime.scheduling.strategy import DecodingContext, NextForward, Strategy, Successors, require_single_block
+from runtime.scheduling.strategy import DecodingContext, Strategy, require_single_block
 from runtime.strategies import block_update
 
 

@@ -288,7 +288,7 @@ class CudaGraphRunner(ModelRunner):
         if step is None or rows == UNKNOWN or self.self_conditioned:
             return
         modules = step.active_lora_modules
-        chosen = ForwardDescriptor(rows, tiles, len(step.requests), 0, tile_rows, 0, active_lora_modules=modules)
+        chosen = ForwardDescriptor(rows, tiles, len(step.batch), 0, tile_rows, 0, active_lora_modules=modules)
         padded = self.sizes.pad_forward(chosen)
         graph = None if padded is None else self._graphs.get(padded)
         if graph is not None and graph.replay is not None:

@@ -27,7 +27,7 @@ from runtime.algorithms.base import (
 )
 from runtime.algorithms.logits_ops import DRAW, RENOISE, uniforms
 from runtime.kernels.forward_batch import MAX_TILE_ROWS
-from runtime.kernels.next_segments import UNKNOWN, BlockEnd
+from runtime.kernels.next_segments import ENDS, OUTCOMES, UNKNOWN, BlockEnd
 from runtime.kernels.segments import (
     COUNT,
     FIELDS,
@@ -41,7 +41,7 @@ from runtime.kernels.segments import (
 )
 from runtime.scheduling.kv_cache_manager import PageTable
 from runtime.scheduling.lora_manager import LoRAManager
-from runtime.scheduling.request import Block, Request, ScheduledRequest
+from runtime.scheduling.request import Block, NextForward, Request, ScheduledRequest
 from runtime.scheduling.step_plan import (
     BLOCK_NUMBERS,
     MASKED,
@@ -60,7 +60,7 @@ from runtime.scheduling.step_plan import (
     SoftEmbeddingRows,
     StepPlan,
 )
-from runtime.scheduling.strategy import NextForward, RequestSuccessors, Strategy
+from runtime.scheduling.strategy import Strategy
 from runtime.worker.host_buffers import Arrays
 from runtime.worker.logits_processors import logits_processor_arrays, make_logits_processor_batch
 from runtime.worker.next_step import NextStep
@@ -331,7 +331,7 @@ class InputBuilder:
         self.lora_manager = lora_manager or LoRAManager()
         self.strategy = strategy
         self._rows = self._rows_of([], None)
-        self._prepared: tuple[list[RequestSuccessors], NextStep] | None = None  # the last result of `prepare`
+        self._prepared: NextStep | None = None  # the last result of `prepare`
 
     def plan(self, batch: list[ScheduledRequest], launched: Ints32 | None = None) -> StepPlan:
         """Returns the plan of a step without its blocks.
@@ -356,9 +356,13 @@ class InputBuilder:
         )
 
     def _rows_of(self, batch: list[ScheduledRequest], launched: Ints32 | None) -> BatchRows:
-        segments = self._segments(
-            (each.request, NextForward(each.start, each.end, each.request.num_final_tokens)) for each in batch
-        )
+        flat: list[int] = []  # as an array of tuples takes three times as long
+        for each in batch:
+            if each.segment is None:
+                forward = NextForward(each.start, each.end, each.request.num_final_tokens)
+                each.segment = self._segment(each.request, forward)
+            flat += each.segment
+        segments = np.array(flat, dtype=np.int32).reshape(-1, FIELDS)
         requests = [scheduled.request for scheduled in batch]
         slots = segments[:, SLOT].tolist()
         if launched is not None:
@@ -381,60 +385,64 @@ class InputBuilder:
         """Returns the pages of the requests that the runner does not have yet."""
         return self.table.take_writes(scheduled.request.req_slot for scheduled in batch)
 
-    def prepare(self, successors: list[RequestSuccessors], max_rows: int) -> NextStep:
-        """Returns the outcomes of a step from those of its requests.
+    def prepare(self, batch: list[ScheduledRequest], max_rows: int) -> NextStep:
+        """Returns the outcomes of a step, whose requests have `successors`.
 
         Args:
             max_rows: maximum number of rows of the next step.
         """
-        if self._prepared is not None and self._prepared[0] is successors and self._prepared[1].max_rows == max_rows:
-            return self._prepared[1]
-        requests = [each.request for each in successors]
-        uniform_noise = self.strategy.uniform_noise
-        outcomes = [each.outcomes for each in successors]
-        if_continuing, if_final = (
-            self._segments((each.request, each.outcomes[n] or UNKNOWN_FORWARD) for each in successors) for n in range(2)
-        )
+        prepared = self._prepared
+        if prepared is not None and prepared.batch == batch and prepared.max_rows == max_rows:
+            return prepared
+        flat: list[int] = []
+        for each in batch:
+            if each.outcomes is None:
+                each.outcomes = self._outcomes(each)
+            flat += each.outcomes
+        outcomes = np.array(flat, dtype=np.int32).reshape(-1, OUTCOMES)
+        if_continuing = outcomes[:, ENDS : ENDS + FIELDS]
         if np.array_equal(if_continuing, self._rows.segments):
             if_continuing = self._rows.segments  # so that `plan` and the runner see that it is the same
+        requests = [each.request for each in batch]
         stopping = [n for n, request in enumerate(requests) if request.spec.stop_ids]
         modules = self._active_lora_modules(requests)
         continues = None
-        if all(pair.if_continuing is not None for pair in outcomes):
-            conditioning = _next_conditioning(successors, if_continuing)
-            continues = StepPlan(if_continuing, active_lora_modules=modules, self_conditioning=conditioning)
-        ends = [
-            BlockEnd(
-                size=block.size,
-                without_masks=not (request.algorithm.edits or uniform_noise),
-                at_eos=not (request.spec.ignore_eos or uniform_noise),
-                output_end=request.end - block.start,
+        if (if_continuing[:, COUNT] != UNKNOWN).all():
+            conditioning = _next_conditioning(batch, if_continuing)
+            continues = StepPlan(
+                np.ascontiguousarray(if_continuing), active_lora_modules=modules, self_conditioning=conditioning
             )
-            for request, block, _ in successors
-        ]
-        found = NextStep(
-            requests=requests,
-            outcomes=np.concatenate([np.array(ends, dtype=np.int32), if_continuing, if_final], axis=1),
+        self._prepared = NextStep(
+            batch=batch,
+            outcomes=outcomes,
             if_all_continue=continues,
             stop_ids=np.array([token for n in stopping for token in requests[n].spec.stop_ids], dtype=np.int64),
             stopping=stopping,
             active_lora_modules=modules,
             max_rows=max_rows,
         )
-        self._prepared = successors, found
-        return found
+        return self._prepared
 
-    def _segments(self, forwards: Iterable[tuple[Request, NextForward]]) -> Ints32:
-        """Returns the segments of requests, int32 [n, columns], as in ``kernels.segments.Segment``."""
-        found: list[int] = []  # flat, as an array of tuples takes three times as long
-        shared_window, visible_keys = self.strategy.shared_window, self.strategy.visible_keys
-        for request, (start, end, final) in forwards:
-            window_end = final if shared_window else NO_LIMIT
-            found += Segment(
-                request.req_slot, start, end - start, *visible_keys(request, final), window_end=window_end,
-                editable_start=final, lora_slot=request.lora_slot,
-            )  # fmt: skip
-        return np.array(found, dtype=np.int32).reshape(-1, FIELDS)
+    def _outcomes(self, scheduled: ScheduledRequest) -> tuple[int, ...]:
+        """Returns a row of ``NextStep.outcomes``."""
+        request, (block,), successors = scheduled.request, scheduled.blocks, scheduled.successors
+        assert successors is not None
+        uniform_noise = self.strategy.uniform_noise
+        end = BlockEnd(
+            size=block.size,
+            without_masks=not (request.algorithm.edits or uniform_noise),
+            at_eos=not (request.spec.ignore_eos or uniform_noise),
+            output_end=request.end - block.start,
+        )
+        return end + sum((self._segment(request, each or UNKNOWN_FORWARD) for each in successors), ())
+
+    def _segment(self, request: Request, forward: NextForward) -> Segment:
+        start, end, num_final = forward
+        return Segment(
+            request.req_slot, start, end - start, *self.strategy.visible_keys(request, num_final),
+            window_end=num_final if self.strategy.shared_window else NO_LIMIT, editable_start=num_final,
+            lora_slot=request.lora_slot,
+        )  # fmt: skip
 
     def _active_lora_modules(self, requests: Iterable[Request]) -> int:
         return self.lora_manager.affected_modules({request.adapter for request in requests})
@@ -455,12 +463,12 @@ def _is_conditioned(request: Request) -> bool:
     return request.required_stats & SELF_CONDITIONING > 0
 
 
-def _next_conditioning(successors: list[RequestSuccessors], segments: Ints32) -> SelfConditioningRows | None:
+def _next_conditioning(batch: list[ScheduledRequest], segments: Ints32) -> SelfConditioningRows | None:
     """Returns the blocks with self-conditioning in the next step, if all blocks of this one continue."""
-    conditioned = [n for n, each in enumerate(successors) if _is_conditioned(each.request)]
+    conditioned = [n for n, each in enumerate(batch) if _is_conditioned(each.request)]
     if not conditioned:
         return None
-    starts = np.array([successors[n].block.logits_start for n in conditioned])
+    starts = np.array([batch[n].blocks[0].logits_start for n in conditioned])
     own = segments[conditioned].astype(np.int64)
     return SelfConditioningRows(starts + first_rows(segments)[conditioned] - own[:, START], own[:, SLOT])
 

@@ -277,7 +277,7 @@ class ModelRunner:
     def _sampled_blocks(self, choice: npt.NDArray[Any] | None) -> SampledBlocks | None:
         if self._offered is None or choice is None:
             return None
-        (output,), n = self._outputs, len(self._offered.requests)
+        (output,), n = self._outputs, len(self._offered.batch)
         return SampledBlocks(output["tokens"][:n], output["state"][:n], choice[: HEADER + n])  # type: ignore[arg-type]
 
     def results(self) -> BlockResults:

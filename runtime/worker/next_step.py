@@ -11,7 +11,7 @@ import numpy as np
 
 from runtime.kernels.next_segments import CHOSEN_ROWS, ENDS, HEADER, UNKNOWN
 from runtime.kernels.segments import FIELDS
-from runtime.scheduling.request import Request
+from runtime.scheduling.request import Request, ScheduledRequest
 from runtime.scheduling.step_plan import UNMASKED, Ints, Ints32, SampledBlocks, StepPlan
 
 
@@ -20,7 +20,7 @@ class NextStep:
     """Both outcomes of each request of a step.
 
     Attributes:
-        requests: those of the next step. Each has one sampled block in this one.
+        batch: the requests of the next step. Each has one sampled block in this one.
         outcomes: int32 [n, OUTCOMES] (``kernels.next_segments``).
         if_all_continue: the plan of the next forward if all of these blocks continue. None: it is not known.
         stop_ids: token ids that end the output of the requests `stopping`.
@@ -28,7 +28,7 @@ class NextStep:
         max_rows: maximum number of rows of a step.
     """
 
-    requests: list[Request]
+    batch: list[ScheduledRequest]
     outcomes: Ints32
     if_all_continue: StepPlan | None
     stop_ids: Ints
@@ -49,6 +49,10 @@ class NextStep:
             return self.if_all_continue
         pairs = self.outcomes[:, ENDS:].reshape(-1, 2, FIELDS)
         return StepPlan(pairs[np.arange(len(pairs)), final], active_lora_modules=self.active_lora_modules)
+
+    @property
+    def requests(self) -> list[Request]:
+        return [scheduled.request for scheduled in self.batch]
 
     def is_stopped(self, sampled: SampledBlocks) -> bool:
         """Returns whether a stop id of a request may have ended its output."""

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from runtime import LLM, SamplingParams
 from runtime.engine.engine import Engine
 from runtime.request.engine_messages import EngineOutput
-from runtime.scheduling.request import ForwardSpan, Request
+from runtime.scheduling.request import ForwardSpan, Request, Successors
 from runtime.scheduling.step_plan import SampledBlocks, StepPlan
-from runtime.scheduling.strategy import Strategy, Successors
+from runtime.scheduling.strategy import Strategy
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.samples import asks, setups
