@@ -1,11 +1,13 @@
 """Measures the model at the edges of what its card claims: ``python -m training.demo.edges --model DIR``.
 
 * `inside` and `outside`: values at a limit are answered, values just above it are declined.
+* `compare`, `subtract` and `units`: one value is the limit, on either side, in many wordings. `back`: conversions to
+  the larger unit where digits change. `remainder`: such conversions with a remainder are declined.
 * `offered`: a question that no offered tool is for gets no call. `tools`: one of several tools is called.
 * `forms`: a call with each form of schema that clients send.
 * `turn 2` to `turn 4`: further sums of a chat, whose earlier answers are those of the model.
 
-All prompts are held out of the training.
+All prompts but those of `inside` are held out of the training.
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ import argparse
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import runtime
 from runtime.bench.accuracy import run_task
 from runtime.bench.held_out import Prompt, Task
-from training.demo.tasks import Sample, all_tasks, beyond, held_out_samples
+from training.demo.tasks import Sample, all_tasks, arithmetic, beyond, comparing, held_out_samples, units
 from training.demo.tasks.base import single
 from training.demo.tasks.number_names import spell_out
 from training.demo.tasks.tool_format import call_text, tools_text
@@ -80,15 +83,31 @@ def _inside() -> Task:
     return Task("inside", tuple(Prompt("inside", "written", single("", p, "").messages, a) for p, a in pairs))  # type: ignore[arg-type]
 
 
-def _outside(count: int) -> Task:
+def _held_out(make: Callable[[], Sample]) -> Sample:
+    """Returns the first sample that is held out of 10,000 ones."""
+    return next(sample for sample in (make() for _ in range(10_000)) if sample.held_out)
+
+
+def _outside(name: str, kinds: Sequence[str], count: int) -> Task:
     """Returns `count` requests of each kind just outside the limits."""
     samples = []
-    for kind in beyond.KINDS:
-        rng = random.Random(f"edges/{kind}")
-        drawn = (beyond.outside(rng, kind) for _ in range(100_000))
-        kept = (sample for sample in drawn if sample.held_out)
-        samples += [next(kept) for _ in range(count)]
-    return _prompts("outside", samples)
+    for kind in kinds:
+        make = partial(beyond.outside, random.Random(f"edges/{kind}"), kind)
+        samples += [_held_out(make) for _ in range(count)]
+    return _prompts(name, samples)
+
+
+def _at_limits() -> Iterator[Task]:
+    """Yields prompts with a value at its limit on either side, and conversions back where digits change."""
+    rng, top = random.Random("edges/limits"), arithmetic.LARGEST
+    others = [*rng.sample(range(top), 40), top - 1, top]
+    pairs = [pair for n in others for pair in ((top, n), (n, top))]
+    for name, make in (("compare", comparing.comparison), ("subtract", arithmetic.difference)):
+        yield _prompts(name, [_held_out(partial(make, rng, *pair)) for pair in pairs])
+    asked = [(pair, pair[3], back) for pair in units.UNITS for back in (False, True) for _ in range(3)]
+    hard = [(pair, n, True) for pair in units.UNITS if pair[3] == units.OTHER for n in range(2, units.OTHER + 1, 2)]
+    for name, conversions in (("units", asked), ("back", hard)):
+        yield _prompts(name, [_held_out(partial(units.conversion, rng, *each)) for each in conversions])
 
 
 def _pairs(seed: str) -> Iterator[tuple[int, int]]:
@@ -181,7 +200,9 @@ def main(argv: list[str] | None = None) -> int:
 
     tasks = (
         _inside(),
-        _outside(args.per_kind),
+        _outside("outside", beyond.KINDS, args.per_kind),
+        *_at_limits(),
+        _outside("remainder", ["remainder"], args.n),
         _prompts("offered", held_out_samples(all_tasks()["tool_offered"], args.n)),
         _prompts("tools", held_out_samples(all_tasks()["tool_call"], args.n)),
         _forms(),

@@ -12,7 +12,8 @@ import pytest
 import runtime
 from runtime.bench.scoring import CHECKERS
 from training.demo import edges
-from training.demo.tasks import all_tasks, beyond, calling, held_out_samples
+from training.demo.presets import PRESETS
+from training.demo.tasks import all_tasks, beyond, calling, held_out_samples, units
 from training.demo.tasks.greetings import REFUSAL
 
 TOP = beyond.TOP
@@ -51,6 +52,49 @@ def test_every_kind_outside_is_drawn_and_declined() -> None:
         rng = random.Random(kind)
         prompts = {beyond.outside(rng, kind).messages[-1]["content"] for _ in range(50)}
         assert len(prompts) > 40, kind
+
+
+@pytest.mark.parametrize("name", ["compare", "subtract", "units"])
+def test_one_sample_in_twelve_has_its_limit(name) -> None:
+    rng = random.Random(name)
+    drawn = [all_tasks()[name].make(rng).answer for _ in range(600)]
+    assert sum(bool({float(TOP), 60.0} & {*numbers(text)}) for text in drawn) > 50
+
+
+def test_values_at_limits_are_asked_on_either_side() -> None:
+    tasks = {task.name: [numbers(p.answer) for p in task.prompts] for task in edges._at_limits()}
+    for side in (0, 1):
+        assert sum(found[side] == TOP for found in tasks["subtract"]) == 43
+        assert sum(found[side] in (TOP, 60) for found in tasks["units"]) == 51
+    assert all(TOP in found for found in tasks["compare"])
+    assert all(found[0] > found[1] for found in tasks["back"])
+
+
+def test_a_remainder_is_left_by_each_declined_conversion() -> None:
+    factors = {(u, v): pair[2] for pair in units.UNITS for u in pair[1] for v in pair[0]}
+    rng = random.Random(0)
+    for _ in range(300):
+        text = beyond.outside(rng, "remainder").messages[0]["content"]
+        (number,) = numbers(text)
+        words = set(re.findall(r"[a-z]+", text))
+        possible = [factor for (u, v), factor in factors.items() if {u, v} <= words]
+        assert not possible or any(number % factor for factor in possible), text
+
+
+@pytest.mark.parametrize("names", [("days", "weeks"), ("feet", "yards"), ("hours", "days")])
+def test_conversions_to_a_larger_unit_are_answered_more_often_than_declined(names) -> None:
+    """With as many of both, the model declines those that are hard to tell apart."""
+
+    def drawn(task: str) -> list[str]:
+        rng = random.Random(task)
+        samples = [all_tasks()[task].make(rng) for _ in range(6000)]
+        return [s.answer if task == "units" else s.messages[0]["content"] for s in samples]
+
+    converted = re.compile(r"\d+ {}s? = \d+ {}s?\.".format(*(name.removesuffix("s") for name in names)))
+    answered = sum(bool(converted.fullmatch(text.replace("foot", "feet"))) for text in drawn("units"))
+    declined = sum(set(names) <= set(re.findall("[a-z]+", text)) for text in drawn("beyond"))
+    weights = PRESETS["gpu"].tasks
+    assert 1.4 < answered * weights["units"] / (declined * weights["beyond"]) < 2.6
 
 
 def test_a_call_is_of_an_offered_tool_with_its_parameters() -> None:

@@ -283,12 +283,16 @@ def _number(rng: random.Random) -> int:
 def add(rng: random.Random) -> Sample:
     a, b = _number(rng), _number(rng)
     kind = rng.random()
-    if kind < 0.06:  # close to the limit
+    if kind < 0.1:  # close to the limit
         a, b = LARGEST - rng.randint(0, rng.choice((0, 20, 100))), rng.choice((b, LARGEST - rng.randint(0, 20)))
         a, b = (a, b) if rng.random() < 0.5 else (b, a)
     if rng.random() < 0.1:  # people try round numbers first
         a, b = round(a, -1), round(b, -1)
     return single("add", wording(rng, a, "+", b), f"{a} + {b} = {a + b}.")
+
+
+def difference(rng: random.Random, a: int, b: int) -> Sample:
+    return single("subtract", wording(rng, a, "-", b), f"{a} - {b} = {a - b}.")
 
 
 @task("subtract", "short")
@@ -302,7 +306,9 @@ def subtract(rng: random.Random) -> Sample:
     elif kind < 0.25:  # borrows across zeros
         a = rng.choice((100, 100, LARGEST, rng.randint(1, 10) * 100))
         b = rng.randint(0, a)
-    return single("subtract", wording(rng, a, "-", b), f"{a} - {b} = {a - b}.")
+    elif kind < 0.35:  # at the limit
+        a, b = rng.choice(((a, LARGEST), (b, LARGEST), (LARGEST, b), (LARGEST, LARGEST)))
+    return difference(rng, a, b)
 
 
 @task("multiply", "short")
@@ -316,7 +322,7 @@ def multiply(rng: random.Random) -> Sample:
     elif kind < 0.96:
         a, b = rng.randint(2, rng.choice((99, 999))), rng.randint(1, 9) * rng.choice((10, 100))
     else:
-        a, b = rng.randint(0, rng.choice((12, 99, LARGEST))), LARGEST
+        a, b = rng.choice((rng.randint(0, rng.choice((12, 99, LARGEST))), LARGEST)), LARGEST
     if kind >= 0.35 and rng.random() < 0.4:
         a, b = b, a
     return single("multiply", wording(rng, a, "x", b), f"{a} x {b} = {a * b}.")

@@ -178,17 +178,25 @@ def _units(rng: random.Random) -> str:
     large, small, factor, top = rng.choice(units.UNITS)
     u, v = rng.choice(large), rng.choice(small)
     kind = rng.random()
-    if kind < 0.55:
+    if kind < 0.5:
         n = _above(rng, top)
-    elif kind < 0.65:
+    elif kind < 0.6:
         n = _decimal(rng)
-    elif kind < 0.72:
-        n = str((top + rng.randint(1, top)) * factor)
+    else:
+        n = str((top + rng.choice((1, rng.randint(1, top)))) * factor)
         u, v = v, u
-    else:  # with a remainder
-        whole = factor * rng.randint(0, top)
-        n = str(whole + rng.choice((1, factor - 1, max(1, factor // 2), rng.randint(1, factor - 1))))
-        u, v = v, u
+    return _conversion(rng, n, u, v)
+
+
+def _remainder(rng: random.Random) -> str:
+    """Returns a conversion to the larger unit that has a remainder."""
+    large, small, factor, top = units.units_up_to(rng, rng.choice((units.METRIC, units.OTHER, units.OTHER)))
+    whole = factor * rng.randint(0, top)
+    n = whole + rng.choice((1, factor - 1, max(1, factor // 2), rng.randint(1, factor - 1)))
+    return _conversion(rng, str(n), rng.choice(small), rng.choice(large))
+
+
+def _conversion(rng: random.Random, n: str, u: str, v: str) -> str:
     return phrase(rng, units.CORES, units.QUESTIONS, n=n, u=units.named(int(n) if n.isdigit() else 2, u), v=v)
 
 
@@ -338,7 +346,8 @@ _SINGLE: Mapping[str, tuple[Callable[[random.Random], str], float]] = {
     "reverse": (_reverse, 1.2),
     "number_words": (_number_words, 0.8),
     "roman": (_roman, 0.8),
-    "units": (_units, 2.0),
+    "units": (_units, 2.5),
+    "remainder": (_remainder, 13.0),
     "json": (_json, 0.8),
     "table": (_table, 1.0),
     "story": (_story, 1.2),

@@ -85,12 +85,8 @@ def wording(rng: random.Random, a: str, b: str, among: bool = False) -> str:
     return phrase(rng, (*_COMPARE, *_PICK), (*_WHICH, *_IS, *_PICKED), a=a, b=b, w=word, m=superlative)
 
 
-@task("compare", "short")
-def compare(rng: random.Random) -> Sample:
-    top = rng.choice((20, 99, 999, 999, LARGEST))
-    a, b = rng.sample(range(top + 1), 2)
-    if rng.random() < 0.15:  # numbers that are close
-        b = min(LARGEST, max(0, a + rng.choice((-1, 1, 10, -10, 100))))
+def comparison(rng: random.Random, a: int, b: int) -> Sample:
+    """Returns a question about two numbers up to LARGEST."""
     word = rng.choice(_LARGER + _SMALLER)
     kind = rng.random()
     if 0.42 < kind < 0.5:
@@ -113,3 +109,15 @@ def compare(rng: random.Random) -> Sample:
         prompt = phrase(rng, (), _WHICH, a=a, b=b, w=word)
     best = max(a, b) if word in _LARGER else min(a, b)
     return single("compare", prompt, f"{best} is {word} than {a + b - best}.")
+
+
+@task("compare", "short")
+def compare(rng: random.Random) -> Sample:
+    top = rng.choice((20, 99, 999, 999, LARGEST))
+    a, b = rng.sample(range(top + 1), 2)
+    kind = rng.random()
+    if kind < 0.15:  # numbers that are close
+        b = min(LARGEST, max(0, a + rng.choice((-1, 1, 10, -10, 100))))
+    elif kind < 0.27:  # at the limit
+        a, b = rng.sample((LARGEST, rng.choice((b, b, LARGEST - rng.randint(0, 9)))), 2)
+    return comparison(rng, a, b)

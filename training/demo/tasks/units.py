@@ -27,6 +27,7 @@ UNITS = (  # names of one unit, names of the other, factor, largest number of th
     (("yards",), ("feet",), 3, OTHER),
     (("pounds", "lb"), ("ounces", "oz"), 16, OTHER),
 )
+Pair = tuple[tuple[str, ...], tuple[str, ...], int, int]
 _ONE = {"feet": "foot", "inches": "inch", "pounds": "pound"}
 CORES = (
     "convert {n} {u} to {v}",
@@ -103,13 +104,18 @@ def named(n: int, unit: str) -> str:
     return _ONE.get(unit, unit.removesuffix("s"))
 
 
-@task("units", "short")
-def units(rng: random.Random) -> Sample:
-    large, small, factor, top = rng.choice(UNITS)
+def units_up_to(rng: random.Random, top: int) -> Pair:
+    """Returns units whose largest number is `top`, METRIC or OTHER. Those with multiples hard to tell are frequent."""
+    pairs = [pair for pair in UNITS if pair[3] == top]
+    return rng.choices(pairs, [3 if pair[2] in (3, 7) else 1 for pair in pairs])[0]
+
+
+def conversion(rng: random.Random, pair: Pair, n: int, back: bool) -> Sample:
+    """Returns a conversion of `n` of the larger unit, or with `back` to it."""
+    large, small, factor, _ = pair
     u, v = rng.choice(large), rng.choice(small)
-    n = 1 if rng.random() < 0.06 else rng.randint(1, rng.choice((min(top, 99), top)))
     before, after = (n, u), (n * factor, v)
-    if rng.random() < 0.25:
+    if back:
         before, after = after, before
     (n, u), (m, v) = before, after
     amount = rng.choice(("a", "an", "one", "1")) if n == 1 else str(n)
@@ -118,3 +124,12 @@ def units(rng: random.Random) -> Sample:
         amount = "an" if one.startswith(("h", "o", "i")) and one != "h" else "a"
     prompt = phrase(rng, CORES, QUESTIONS, n=amount, u=one, v=v)
     return single("units", prompt, f"{n} {one} = {m} {named(m, v)}.")
+
+
+@task("units", "short")
+def units(rng: random.Random) -> Sample:
+    back = rng.random() < 0.45
+    top = rng.choice((METRIC, OTHER, OTHER, OTHER) if back else (METRIC, OTHER))  # back, other factors are hard
+    kind = rng.random()
+    n = 1 if kind < 0.06 else top if kind < 0.16 else rng.randint(1, rng.choice((min(top, 99), top)))
+    return conversion(rng, units_up_to(rng, top), n, back)
