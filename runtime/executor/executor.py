@@ -24,7 +24,7 @@ from runtime.executor.rank_worker import error_summary, file_digests_of
 from runtime.executor.serialization import encode_blocks, encode_forward
 from runtime.lora.adapter_checkpoint import Adapter
 from runtime.lora.adapter_weights import LoRAWeights
-from runtime.scheduling.step_plan import DenoiseBlocks, PageWrites, SampledBlocks, StepPlan
+from runtime.scheduling.step_plan import DenoiseBlocks, Ints32, PageWrites, SampledBlocks, StepPlan
 from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner
@@ -280,7 +280,8 @@ class DistributedRunner:
         local.notify_ranks = lambda rows: executor.broadcast(rpc.FetchRows(rows))
         self.overlaps, self.launches_next = local.overlaps, local.launches_next
         self.must_split, self.results = local.must_split, local.results
-        self.offer, self.launch_chosen = local.offer, local.launch_chosen
+        self.offer = local.offer
+        self._choice: Ints32 | None = None  # see `launch_chosen`
         self._step_guard = executor.step_guard()
         self._num_sampled = 0  # steps; a launched forward may be abandoned, a sampling is not
 
@@ -324,9 +325,15 @@ class DistributedRunner:
             self.executor.broadcast(rpc.WritePages(*writes))
             self.local.write_pages(writes)
 
+    def launch_chosen(self, choice: Ints32) -> None:
+        self._choice = choice  # `launch_next` launches it, as the forward may wait for ranks that need the plan first
+
     def launch_next(self, plan: StepPlan) -> None:
         """See `Runner.launch_next`. If the step does not follow, the other ranks get another `Step` instead."""
         self.executor.broadcast(rpc.Step(encode_forward(plan)))
+        choice, self._choice = self._choice, None
+        if choice is not None:
+            self.local.launch_chosen(choice)
         self.local.launch_next(plan)
 
     def capture_next(self) -> int:

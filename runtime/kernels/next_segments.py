@@ -86,7 +86,11 @@ def choose_segments_reference(
     segments[: n + 1] = torch.where(known, torch.cat([found, padding]), segments[: n + 1])
 
 
-@triton.jit(do_not_specialize=["n", "max_rows"])
+# Rows of an odd number of counters are aligned differently, which must not lead to another variant of the kernel.
+@triton.jit(
+    do_not_specialize=["n", "max_rows"],
+    do_not_specialize_on_alignment=["masks_ptr", "first_masked_ptr", "first_eos_ptr", "finished_ptr"],
+)
 def _choose_segments(
     masks_ptr, first_masked_ptr, first_eos_ptr, finished_ptr, outcomes_ptr, segments_ptr, choice_ptr, n, max_rows,
     ENDS: tl.constexpr, FIELDS: tl.constexpr, HEADER: tl.constexpr, MAX_TILE_ROWS: tl.constexpr,

@@ -53,7 +53,6 @@ from runtime.worker.input_batch import (
     sample_inputs,
 )
 from runtime.worker.model_runner import LaunchedForward, ModelRunner
-from runtime.worker.next_step import NextStep
 
 log = logging.getLogger(__name__)
 
@@ -266,8 +265,8 @@ class CudaGraphRunner(ModelRunner):
         view.upload()
         return view.device.view(torch.int32).view(outcomes.shape)
 
-    def _choose(self, step: NextStep, outcomes: torch.Tensor, numbers: torch.Tensor) -> None:
-        super()._choose(step, outcomes, numbers)
+    def choose(self, outcomes: torch.Tensor, numbers: torch.Tensor, max_rows: int) -> None:
+        super().choose(outcomes, numbers, max_rows)
         if not self.self_conditioned:  # otherwise the input of the last forward was not overwritten
             self._last_forward = self._last_graph = None
 

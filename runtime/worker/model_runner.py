@@ -254,19 +254,20 @@ class ModelRunner:
     def offer(self, step: NextStep) -> None:
         if len(self._launched) == 1:
             self._offered = step
-            self._choose(step, self._upload(step.outcomes), self._launched[0][2]["numbers"])
+            self.choose(self._upload(step.outcomes), self._launched[0][2]["numbers"], step.max_rows)
 
     def _upload(self, outcomes: Ints32) -> torch.Tensor:
         return self.h2d.to_device({"outcomes": outcomes})["outcomes"]
 
-    def _choose(self, step: NextStep, outcomes: torch.Tensor, numbers: torch.Tensor) -> None:
-        """Launches the choice.
+    def choose(self, outcomes: torch.Tensor, numbers: torch.Tensor, max_rows: int) -> None:
+        """Launches the choice of the next forward (``kernels.next_segments``).
 
         Args:
+            outcomes: int32 [n, OUTCOMES].
             numbers: int64 [len(COUNTERS), at least n].
         """
         counters = BlockCounters(*(numbers[COUNTERS.index(name), : len(outcomes)] for name in BlockCounters._fields))
-        self.model_step.choose_segments(counters, outcomes, step.max_rows, self.next_segments, self.choice)
+        self.model_step.choose_segments(counters, outcomes, max_rows, self.next_segments, self.choice)
 
     def wait(self) -> SampledBlocks | None:
         choice = {} if self._offered is None else {"choice": self.choice}

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 
 from runtime.algorithms.base import TOKEN_MERGE_TOP_K, LogitStat, get_algorithm
+from runtime.kernels.next_segments import OUTCOMES
 from runtime.kernels.segments import LORA_SLOT
 from runtime.request.engine_messages import EngineInfo
 from runtime.scheduling.step_plan import (
     BLOCK_NUMBERS,
+    COUNTERS,
     MASKED,
     AlgorithmBatch,
     DenoiseBlocks,
@@ -49,6 +51,8 @@ def warm_up(runner: ModelRunner, *, rows: int, max_seq_len: int, active_lora_mod
     for size in sorted(size for size in sizes if 0 < size < rows):
         _step(runner, size, max_seq_len, active_lora_modules)
     _step(runner, rows, max_seq_len, active_lora_modules)
+    outcomes = torch.zeros(1, OUTCOMES, dtype=torch.int32, device=runner.device)
+    runner.choose(outcomes, torch.zeros(len(COUNTERS), 1, dtype=torch.int64, device=runner.device), 0)
 
 
 def _step(runner: ModelRunner, rows: int, max_seq_len: int, active_lora_modules: int) -> None:
