@@ -51,7 +51,7 @@ class Member:
     def rewind(self, request: Request) -> None:
         if self.cached is not None:
             request.num_computed_tokens = self.cached
-            request.reused_kv_spans = []
+            request.kv.reused_spans = []
 
     def max_tokens(self, block: int) -> int:
         return (WARMUP_STEPS + TIMED_STEPS + 2) * block if self.ends else block

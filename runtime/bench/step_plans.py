@@ -97,9 +97,9 @@ class StepPlans:
         last = context + self.block_size
         for request in self._requests(batch, context, self.block_size):
             block = Block(request, context, last)
-            block.num_advance_steps = request.nfe = 1
+            block.numbers.num_steps = request.nfe = 1
             if request.algorithm.history_fields:
-                block.history = np.ones((self.block_size, 1, len(request.algorithm.history_fields)))
+                block.memory.history = np.ones((self.block_size, 1, len(request.algorithm.history_fields)))
             ids = random.integers(0, self.vocab_size if self.mask_id is None else self.mask_id, self.block_size)
             some = np.arange(self.block_size)
             if self.mask_id is not None:

@@ -87,7 +87,7 @@ class Engine:
             get_algorithm=self.get_algorithm,
             eos_ids=self.info.eos_token_ids,
         )
-        request.cache_salt = self.lora_manager.cache_salt(spec.adapter, spec.cache_salt)
+        request.kv.cache_salt = self.lora_manager.cache_salt(spec.adapter, spec.cache_salt)
         self._num_arrivals += 1
         self.grammar_queue.submit(request)
         self._requests[spec.id] = request
@@ -114,7 +114,7 @@ class Engine:
         """
         self.lora_manager.unloading.add(name)
         held = self.lora_manager.num_running(name) or any(
-            request.adapter == name for request in self._requests.values()
+            request.spec.adapter == name for request in self._requests.values()
         )
         if not held:
             self.lora_manager.unload(name)
@@ -253,7 +253,7 @@ class Engine:
         """
         outputs = []
         for request in self._output_processor.take_updated():
-            has_new_tokens = request.num_stable_tokens > request.num_sent_tokens
+            has_new_tokens = request.output.num_stable_tokens > request.output.num_sent_tokens
             if has_new_tokens or request.finish_reason is not None or request.spec.stream_mode == "denoise":
                 outputs.append(make_output(request))
         return outputs + self._output_processor.take_failed()

@@ -114,12 +114,13 @@ class OutputProcessor:
         num_computed, num_final = request.num_computed_tokens, request.num_final_tokens
         if scheduled.recompute is not None:
             stats.forwards_prefill += 1
-            request.recompute_spans.pop(0)
+            request.kv.recompute_spans.pop(0)
         elif num_computed < num_final:
             if request.prefilling:
                 stats.forwards_prefill += 1
-                if not request.nfe and request.queue_seconds is not None:  # otherwise this prefill follows a preemption
-                    request.prefill_seconds = time.perf_counter() - request.arrival_time - request.queue_seconds
+                times = request.times
+                if not request.nfe and times.queue_seconds is not None:  # otherwise this prefill follows a preemption
+                    times.prefill_seconds = time.perf_counter() - times.arrival - times.queue_seconds
             elif not scheduled.is_denoise_step:
                 stats.forwards_commit += 1
             request.num_computed_tokens = min(scheduled.end, num_final)
@@ -141,28 +142,28 @@ class OutputProcessor:
     def _update_blocks(self, scheduled: ScheduledRequest, results: BlockResults, first: int) -> bool:
         """Applies the results from index `first` on to the blocks of a request. Returns False on an error."""
         request, blocks = scheduled.request, scheduled.blocks
-        num_stable = request.num_stable_tokens
+        num_stable = request.output.num_stable_tokens
         if results.history:
             for i, block in enumerate(blocks, first):
                 history = results.history.get(i)
-                block.history = None if history is None else history[: block.size]
+                block.memory.history = None if history is None else history[: block.size]
         if results.soft_tokens:
             for i, block in enumerate(blocks, first):
                 if i in results.soft_tokens:
                     ids, probs = results.soft_tokens[i]
-                    block.soft_tokens = ids[: block.size], probs[: block.size]
+                    block.memory.soft_tokens = ids[: block.size], probs[: block.size]
         try:
             if request.tool_names is not None:
                 for i, block in enumerate(blocks, first):
                     found = request.tool_names.update(block.start, block.size, results, i, request.constraint)
-                    request.constraint, request.decodes_left_to_right = found, found is not None
+                    request.constraint = found
             elif request.constraint is not None and request.constraint.error:  # the matcher failed in this step
                 raise ConstraintError(request.constraint.error)
             self.strategy.update(request, blocks, results, first)
         except Exception as error:
             self.fail_request(request, error)
             return False
-        self._stats.generated_tokens += request.num_stable_tokens - num_stable
+        self._stats.generated_tokens += request.output.num_stable_tokens - num_stable
         for i, block in enumerate(blocks, first):
             if i in results.rewritten:
                 request.pending_writes.append((block.start, block.start + block.size))
@@ -188,27 +189,27 @@ def make_output(request: Request) -> EngineOutput:
     output = EngineOutput(
         id=request.spec.id,
         nfe=request.nfe,
-        new_tokens=request.tokens[request.num_sent_tokens : request.num_stable_tokens].tolist(),
+        new_tokens=request.tokens[request.output.num_sent_tokens : request.output.num_stable_tokens].tolist(),
         finish_reason=request.finish_reason,
-        eos=request.hit_eos,
+        eos=request.output.hit_eos,
         forced_end=request.forced_end,
-        cached_tokens=request.cached_tokens,
-        queue_seconds=request.queue_seconds,
-        prefill_seconds=request.prefill_seconds,
+        cached_tokens=request.kv.cached_tokens,
+        queue_seconds=request.times.queue_seconds,
+        prefill_seconds=request.times.prefill_seconds,
     )
     if request.logprobs is not None:
         output.logprobs = _make_logprobs(request)
     if request.spec.stream_mode == "denoise":
-        output.start, output.tokens, output.masked = request.last_step_event
-    request.num_sent_tokens = request.num_stable_tokens
+        output.start, output.tokens, output.masked = request.output.last_step_event
+    request.output.num_sent_tokens = request.output.num_stable_tokens
     return output
 
 
 def _make_logprobs(request: Request) -> TokenLogprobs:
     """Returns the logprobs of the new tokens, and of the end-of-sequence token."""
     assert request.logprobs is not None
-    end = request.num_stable_tokens + request.hit_eos
-    found = TokenLogprobs(*request.logprobs.between(request.num_sent_tokens, end))
-    if request.hit_eos:
-        found.end = int(request.tokens[request.num_stable_tokens])
+    end = request.output.num_stable_tokens + request.output.hit_eos
+    found = TokenLogprobs(*request.logprobs.between(request.output.num_sent_tokens, end))
+    if request.output.hit_eos:
+        found.end = int(request.tokens[request.output.num_stable_tokens])
     return found

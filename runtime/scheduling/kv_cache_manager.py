@@ -222,7 +222,7 @@ class PrefillDeduplicator:
         if not cache.prefix_caching or request.num_computed_tokens % cache.page_group_size:
             return
         for n in range(request.num_computed_tokens // cache.page_group_size, self._num_cacheable_page_groups(request)):
-            page_group = cache.swap_for_cached(request.page_groups[n], request.page_group_hashes[n])
+            page_group = cache.swap_for_cached(request.kv.page_groups[n], request.kv.page_group_hashes[n])
             if page_group is None:
                 return
             self._adopt(request, n, page_group)
@@ -236,23 +236,23 @@ class PrefillDeduplicator:
         next_page_group, partial = divmod(request.num_computed_tokens, self.cache.page_group_size)
         if not computing or partial or next_page_group >= self._num_cacheable_page_groups(request):
             return False
-        return request.page_group_hashes[next_page_group] in computing
+        return request.kv.page_group_hashes[next_page_group] in computing
 
     def _adopt(self, request: Request, n: int, page_group: int) -> None:
-        request.page_groups[n] = page_group
+        request.kv.page_groups[n] = page_group
         self.table.write(request.req_slot, n, [page_group])
         request.num_computed_tokens = (n + 1) * self.cache.page_group_size
-        request.num_cached_page_groups = n + 1
-        if not request.preempted:  # a preempted request had found or computed these tokens before
-            assert request.cached_tokens is not None
-            request.cached_tokens += self.cache.page_group_size
+        request.kv.num_cached_page_groups = n + 1
+        if not request.kv.preempted:  # a preempted request had found or computed these tokens before
+            assert request.kv.cached_tokens is not None
+            request.kv.cached_tokens += self.cache.page_group_size
             self.num_adopted_tokens += self.cache.page_group_size
 
     def mark_computing(self, request: Request, computing: set[bytes]) -> None:
         """Adds the hashes of the page groups that `request` computes, now or later, so that other requests wait."""
         if self.cache.prefix_caching:
             start = request.num_computed_tokens // self.cache.page_group_size
-            computing.update(request.page_group_hashes[start : self._num_cacheable_page_groups(request)])
+            computing.update(request.kv.page_group_hashes[start : self._num_cacheable_page_groups(request)])
 
     def _num_cacheable_page_groups(self, request: Request) -> int:
         """Returns the number of leading page groups of the prefill that may come from the cache."""

@@ -153,14 +153,14 @@ class LoRAManager:
         if not waiting:
             return None
         first = waiting.first()
-        if self.can_activate(first.adapter):
+        if self.can_activate(first.spec.adapter):
             self._passed_request = None
             return first
         if self._passed_request != first.arrival_index:
             self._passed_request, self._num_passing = first.arrival_index, 0
         may_pass = self._num_passing < MAX_PASSING
         heads = islice(waiting.heads(), LOOKAHEAD)
-        return next((r for r in heads if not r.adapter or (may_pass and self.can_activate(r.adapter))), None)
+        return next((r for r in heads if not r.spec.adapter or (may_pass and self.can_activate(r.spec.adapter))), None)
 
     def slot_victims(self, request: Request, running: Sequence[Request], waiting: FairQueue) -> list[Request]:
         """Returns the running requests to preempt so that a waiting one gets a slot for its adapter.
@@ -177,12 +177,12 @@ class LoRAManager:
         Returns:
             The requests; none if `request` has to wait, or needs no slot.
         """
-        if self.can_activate(request.adapter):
+        if self.can_activate(request.spec.adapter):
             return []
         by_adapter: dict[str, list[Request]] = {}
         for each in running:
-            if each.adapter:
-                by_adapter.setdefault(each.adapter, []).append(each)
+            if each.spec.adapter:
+                by_adapter.setdefault(each.spec.adapter, []).append(each)
         slots = Counter(tenant for users in by_adapter.values() for tenant in {user.spec.tenant for user in users})
         candidates = [users for users in by_adapter.values() if _may_preempt_all(request, users, waiting)]
         return max(
@@ -236,7 +236,7 @@ class LoRAManager:
 
     def num_waiting(self, waiting: FairQueue) -> dict[str, int]:
         """Returns the number of waiting requests per adapter."""
-        return dict(Counter(request.adapter for request in waiting if request.adapter)) if self.slots else {}
+        return dict(Counter(request.spec.adapter for request in waiting if request.spec.adapter)) if self.slots else {}
 
     def cache_salt(self, name: str, salt: str) -> str:
         """Returns the salt of the page group hashes: only requests with the same adapter and salt share pages."""

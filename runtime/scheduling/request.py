@@ -20,6 +20,7 @@ from runtime.scheduling.step_plan import (
     REMASKED,
     UNMASKED,
     BlockLogprobs,
+    BlockNumbers,
     Ints,
     SoftTokens,
     StateWrite,
@@ -41,6 +42,21 @@ class Status(enum.Enum):
     RELEASED = "released"  # finished, aborted or failed: it holds no pages
 
 
+@dataclass(slots=True)
+class AlgorithmMemory:
+    """What an algorithm keeps of a block of `B` positions from step to step, also during a preemption.
+
+    Attributes:
+        remasked: bool [B], positions that were masked again.
+        history: float64 [B, records, fields], values that it recorded (``UnmaskingAlgorithm.history_fields``).
+        soft_tokens: tokens of the soft embeddings of UNMASKED positions.
+    """
+
+    remasked: npt.NDArray[np.bool_] | None = None
+    history: npt.NDArray[np.float64] | None = None
+    soft_tokens: SoftTokens | None = None
+
+
 class Block:
     """An open block of a request.
 
@@ -51,21 +67,13 @@ class Block:
         start: absolute position of the first token.
         logits_start: position of the row whose logits belong to the first token.
         masks: number of MASKED positions.
-        num_editable: positions that are not FIXED.
-        progress, same_token_ratio: see docs/research/decoding-rules.md.
+        same_token_ratio: see docs/research/decoding-rules.md.
         first_masked: offset of the first MASKED position, `size` if there is none.
         first_eos: offset of the first UNMASKED end-of-sequence id, `size` if there is none.
         has_eos: an UNMASKED token of the block ends the output.
         steps: denoising steps of the block.
-        must_advance: whether the next step must unmask a position even if none passes the threshold.
         num_skipped: leading positions without logits in the next step; none of them is MASKED.
-        step_budget: the block's part of the request's total steps. 0: the algorithm decides.
-        num_advance_steps: steps with `must_advance`.
-        post_edit_steps: steps that began without a mask.
         finished: the steps of the block no longer change its tokens.
-        remasked: bool [B], positions that were masked again.
-        history: [B, records, fields], values that the algorithm recorded (``UnmaskingAlgorithm.history_fields``).
-        soft_tokens: tokens of the soft embeddings of its UNMASKED positions.
     """
 
     def __init__(self, request: Request, start: int, end: int, *, shift_by: int = 0) -> None:
@@ -83,23 +91,21 @@ class Block:
         self.size = size
         self.logits_start = start - shift_by
         self.masks = masks
-        self.initial_masks = masks
-        self.num_editable = masks
-        self.progress = 0.0 if masks else 1.0
+        self.numbers = BlockNumbers(initial_masks=masks)
         self.same_token_ratio = 0.0 if masks and request.algorithm.edits else 1.0
         self.first_masked = content.index(MASKED) if masks else size
         self.first_eos = size
         self.has_eos = False
         self.steps = 0
-        self.must_advance = True
         self.num_skipped = 0
-        self.step_budget = 0
-        self.num_advance_steps = 0
-        self.post_edit_steps = 0
         self.finished = masks == 0
-        self.remasked: npt.NDArray[np.bool_] | None = None
-        self.history: npt.NDArray[np.float64] | None = None
-        self.soft_tokens: SoftTokens | None = None
+        self.memory = AlgorithmMemory()
+
+    @property
+    def progress(self) -> float:
+        """The fraction of its positions that are UNMASKED (docs/research/decoding-rules.md#opening-blocks)."""
+        masks = self.numbers.initial_masks
+        return (masks - self.masks) / masks if masks else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,76 @@ class KVSpan:
 
     start: int
     tokens: npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class CachedKV:
+    """The K/V of a request in the cache.
+
+    Attributes:
+        cache_salt: see ``RequestSpec``; it depends on the adapter too.
+        reused_spans: rows of open blocks whose K/V later steps read without forwarding them, in order.
+        recompute_spans: after a preemption, the `reused_spans` that are not recomputed yet.
+        page_groups: ids of its page groups.
+        num_allocated_tokens: their tokens.
+        num_cached_page_groups: leading page groups that are in the prefix cache.
+        page_group_hashes: hashes of leading page groups with final content, whether they are allocated or not.
+        cached_tokens: prompt tokens found in the prefix cache. None: it has not run yet.
+        preempted: whether it was preempted.
+    """
+
+    cache_salt: str
+    reused_spans: list[KVSpan] = field(default_factory=list)
+    recompute_spans: list[KVSpan] = field(default_factory=list)
+    page_groups: list[int] = field(default_factory=list)
+    num_allocated_tokens: int = 0
+    num_cached_page_groups: int = 0
+    page_group_hashes: list[bytes] = field(default_factory=list)
+    cached_tokens: int | None = None
+    preempted: bool = False
+
+    def reset(self) -> None:
+        """Forgets the pages after a preemption."""
+        self.preempted = True
+        self.recompute_spans = list(self.reused_spans)
+        self.page_groups = []
+        self.num_allocated_tokens = self.num_cached_page_groups = 0
+
+
+class OutputProgress:
+    """How much of the output of a request is known.
+
+    Attributes:
+        num_stable_tokens: positions below it are final text.
+        num_sent_tokens: positions below it were returned to the client.
+        hit_eos: an end-of-sequence id or a stop token, which is not part of the output, ended it.
+        eos_generated: some block had `has_eos` at some step.
+        last_step_event: first position, token ids and masked offsets of the last denoise event.
+    """
+
+    __slots__ = (
+        "eos_generated", "hit_eos", "last_step_event", "num_sent_tokens", "num_stable_tokens", "repetition_run",
+    )  # fmt: skip
+
+    def __init__(self, prompt_len: int) -> None:
+        self.num_stable_tokens = self.num_sent_tokens = prompt_len
+        self.hit_eos = self.eos_generated = False
+        self.last_step_event: tuple[int, list[int], list[int]] = (0, [], [])
+        self.repetition_run = RepetitionRun(prompt_len)
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """Times of a request, seconds.
+
+    Attributes:
+        arrival: ``time.perf_counter()``.
+        queue_seconds, prefill_seconds: durations. None: not known yet.
+    """
+
+    arrival: float = field(default_factory=time.perf_counter)
+    queue_seconds: float | None = None
+    prefill_seconds: float | None = None
 
 
 class Request:
@@ -129,35 +205,19 @@ class Request:
         end: first position after the output.
         prefill_len: tokens to prefill: the prompt, or after a preemption all final tokens.
         next_start: position where the next block opens.
-        reused_kv_spans: rows of open blocks whose K/V later steps read without forwarding them, in order.
-        recompute_spans: after a preemption, the `reused_kv_spans` that are not recomputed yet.
         nfe: number of denoising steps.
         blocks_opened: the blocks of this step are open (docs/research/decoding-rules.md#opening-blocks).
         last_served_step: number of the last engine step with this request.
         last_scheduled: result of the last scheduling of its open blocks, reset on preemption.
-        num_stable_tokens: positions below it are final text.
-        num_sent_tokens: positions below it were returned to the client.
-        hit_eos: an end-of-sequence id or a stop token, which is not part of the output, ended it.
-        eos_generated: some block had `has_eos` at some step.
         finish_reason: why the output ended. None: it has not ended, or the request failed or was aborted.
-        last_step_event: first position, token ids and masked offsets of the last denoise event.
-        values: values of the decoding fields, by name.
-        may_revise: UNMASKED positions may change, so they are sampled too, and only text of final blocks is stable.
-        required_stats: mask of the statistics that the algorithm needs.
         constraint: grammar matcher of structured output; it has accepted all UNMASKED tokens. With `tool_names`, those
             since the start marker of the call whose name is incomplete; None elsewhere.
         mask_id: token of MASKED positions.
         tool_names: constrains the names of tool calls; None: it does not, or the grammar of the output does.
-        decodes_left_to_right: a grammar or forced tokens fill its masks from left to right, one block at a time.
-        soft_embedding_params: None if the algorithm uses no soft embeddings.
         lora_slot: slot of its adapter on the device while it runs, else -1.
         req_slot: row of the page table and slot in the runner while it runs, else -1.
         pending_writes: ranges of positions whose content the runner does not have yet.
-        page_groups: ids of its page groups. num_allocated_tokens: their tokens.
-        num_cached_page_groups: leading page groups that are in the prefix cache.
-        page_group_hashes: hashes of leading page groups with final content, whether they are allocated or not.
-        cached_tokens: prompt tokens found in the prefix cache.
-        params: float64 [columns], parameters of the algorithm.
+        resolved, params: parameters of the algorithm, and those of sampling with them, float64 [columns].
     """
 
     def __init__(
@@ -168,55 +228,46 @@ class Request:
         self.arrival_index = arrival_index
         self.status = Status.WAITING
         self.mask_id = mask_id
-        self.prompt_len = len(spec.prompt)
         self.end = self.prompt_len + spec.max_tokens
         self.tokens, self.state = initial_content(spec, size, mask_id)
         self.num_computed_tokens = 0
         self.num_final_tokens = self.prefill_len = self.next_start = num_final_tokens
         self.blocks: list[Block] = []
-        self.reused_kv_spans: list[KVSpan] = []
-        self.recompute_spans: list[KVSpan] = []
         self.nfe = 0
         self.blocks_opened = False
         self.last_served_step = -1
         self.last_scheduled: ScheduledRequest | None = None
-        self.num_stable_tokens = self.num_sent_tokens = self.prompt_len
-        self.hit_eos = self.eos_generated = False
-        self.last_step_event: tuple[int, list[int], list[int]] = (0, [], [])
         self.finish_reason: FinishReason | None = None
-        self.repetition_run = RepetitionRun(self.prompt_len)
-        values: dict[str, Any] = spec.decoding.values
-        self.values = values
+        self.output = OutputProgress(self.prompt_len)
         self.algorithm = get_algorithm(spec.decoding.algorithm)
-        resolved = resolve_params(self.algorithm, tuple(values.items()))
-        self.may_revise = resolved.may_revise
-        self.required_stats = resolved.required_stats
+        self.resolved = resolve_params(self.algorithm, tuple(self.values.items()))
+        sampling = (spec.temperature, max(spec.top_p, LEAST_TOP_P), spec.top_k, spec.min_p)
+        self.params = np.array([*sampling, *self.resolved.param_row], dtype=np.float64)
         self.logits_processors = (
             None if spec.logits_processors is None else LogitsProcessorState(spec, spec.logits_processors, eos_ids)
         )
         self.logprobs = None if spec.logprobs is None else LogprobTable(size, spec.logprobs)
         self.constraint: GrammarMatcher | None = None
         self.tool_names: ToolNameMatcher | None = None
-        self.decodes_left_to_right = bool(spec.grammar) or bool(spec.forced_token_ids)
-        self.soft_embedding_params = resolved.soft_embedding_params
-
-        self.adapter = spec.adapter
         self.lora_slot = -1
-        self.cache_salt = spec.cache_salt
         self.req_slot = -1
         self.pending_writes: list[tuple[int, int]] = []
-        self.page_groups: list[int] = []
-        self.num_allocated_tokens = 0
-        self.num_cached_page_groups = 0
-        self.page_group_hashes: list[bytes] = []
-        self.cached_tokens: int | None = None
-        self.preempted = False
-        self.arrival_time = time.perf_counter()
-        self.queue_seconds: float | None = None
-        self.prefill_seconds: float | None = None
+        self.kv = CachedKV(spec.cache_salt)
+        self.times = RequestTimes()
 
-        sampling = (spec.temperature, max(spec.top_p, LEAST_TOP_P), spec.top_k, spec.min_p)
-        self.params = np.array([*sampling, *resolved.param_row], dtype=np.float64)
+    @property
+    def prompt_len(self) -> int:
+        return len(self.spec.prompt)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Values of the decoding fields, by name."""
+        return self.spec.decoding.values
+
+    @property
+    def decodes_left_to_right(self) -> bool:
+        """Whether a grammar or forced tokens fill its masks from left to right, one block at a time."""
+        return self.constraint is not None or bool(self.spec.forced_token_ids)
 
     @property
     def prefilling(self) -> bool:
@@ -239,7 +290,7 @@ class Request:
         Its tokens may change there, its logits are read again, or the step is the last one.
         """
         last = self.spec.max_nfe is not None and self.nfe + 1 >= self.spec.max_nfe
-        mixes = self.soft_embedding_params is not None
+        mixes = self.resolved.soft_embedding_params is not None
         return last or mixes or self.decodes_left_to_right or self.logprobs is not None
 
     def output_by_position(self) -> npt.NDArray[np.int64]:
@@ -269,17 +320,18 @@ class Request:
         for start, end in spans:
             states = self.state[start:end]
             for block in self.blocks:
-                if block.remasked is not None and start <= block.start < end:
+                if block.memory.remasked is not None and start <= block.start < end:
                     at = block.start - start
                     states = states.copy()
-                    states[at : at + block.size] |= block.remasked * np.int8(REMASKED)
+                    states[at : at + block.size] |= block.memory.remasked * np.int8(REMASKED)
             writes.append(StateWrite(self.req_slot, start, self.tokens[start:end], states))
         return writes
 
     def record_step_event(self, start: int) -> None:
         """Stores the denoise event of a step: first position, ids and masked offsets of the blocks from `start` on."""
         here = slice(start, self.next_start)
-        self.last_step_event = (start, self.tokens[here].tolist(), np.flatnonzero(self.state[here] == MASKED).tolist())
+        masked = np.flatnonzero(self.state[here] == MASKED).tolist()
+        self.output.last_step_event = start, self.tokens[here].tolist(), masked
 
     def reset_kv(self) -> None:
         """Resets the state of the KV cache after a preemption; decoded tokens stay, and their K/V is recomputed.
@@ -287,17 +339,13 @@ class Request:
         With self-conditioning, the state of open blocks is lost with the device slot. They start again with the same
         random numbers.
         """
-        if self.required_stats & LogitStat.SELF_CONDITIONING:
+        if self.resolved.required_stats & LogitStat.SELF_CONDITIONING:
             self.nfe -= sum(block.steps for block in self.blocks)
             self.blocks = []
             self.next_start = self.num_final_tokens
-        self.preempted = True
         self.num_computed_tokens = 0
         self.prefill_len = self.num_final_tokens
-        self.recompute_spans = list(self.reused_kv_spans)
-        self.page_groups = []
-        self.num_allocated_tokens = 0
-        self.num_cached_page_groups = 0
+        self.kv.reset()
 
 
 def initial_content(spec: RequestSpec, size: int, mask_id: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
@@ -343,7 +391,7 @@ class ForwardSpan:
     """Positions ``[start, end)`` of the open blocks that a step forwards, and the blocks to sample.
 
     The strategy sets `must_advance` of each of these blocks: whether the algorithm must unmask a position even if none
-    passes its threshold. ``Strategy.update`` counts such steps in `num_advance_steps`. A span without blocks only
+    passes its threshold. ``Strategy.update`` counts such steps in `num_steps`. A span without blocks only
     writes K/V: it is no denoising step and has no output.
     """
 

@@ -117,7 +117,7 @@ class Scheduler:
                 budget_exhausted = True
                 continue
             end = scheduled.end
-            if end > request.num_allocated_tokens and not self._allocate(request, end, batch):
+            if end > request.kv.num_allocated_tokens and not self._allocate(request, end, batch):
                 continue
             batch[request.arrival_index] = scheduled
             if prefilling:
@@ -178,7 +178,7 @@ class Scheduler:
         except Exception as error:
             raise SchedulingError(request) from error
         self._reserve(request, max([outcome.end for outcome in outcomes if outcome is not None], default=0))
-        held = request.num_allocated_tokens
+        held = request.kv.num_allocated_tokens
         known = Successors(*(each if each is not None and each.end <= held else None for each in outcomes))
         return None if known == Successors() else known
 
@@ -194,7 +194,7 @@ class Scheduler:
             if request.status is not Status.RUNNING or request.finished:
                 continue
             scheduled = self._schedule_request(request, remaining)
-            if scheduled is None or scheduled.end > request.num_allocated_tokens:
+            if scheduled is None or scheduled.end > request.kv.num_allocated_tokens:
                 return None
             remaining -= scheduled.end - scheduled.start
             request.last_served_step = self._step
@@ -203,7 +203,7 @@ class Scheduler:
 
     def _reserve(self, request: Request, tokens: int) -> None:
         """Allocates the page groups for the first `tokens` positions, if there are enough."""
-        missing = self.cache.page_groups_for(tokens) - len(request.page_groups)
+        missing = self.cache.page_groups_for(tokens) - len(request.kv.page_groups)
         if 0 < missing <= self.cache.num_available:
             self._append_page_groups(request, self.cache.allocate(missing))
 
@@ -239,7 +239,7 @@ class Scheduler:
         A prefill of final tokens may be split into chunks. Open blocks are forwarded entirely or not at all.
         """
         num_computed, num_final = request.num_computed_tokens, request.num_final_tokens
-        recompute_spans = request.recompute_spans
+        recompute_spans = request.kv.recompute_spans
         if recompute_spans and num_computed == num_final:
             recompute = recompute_spans[0]
             if len(recompute.tokens) > max_rows:
@@ -270,7 +270,7 @@ class Scheduler:
         Returns:
             False if the request itself was preempted.
         """
-        missing = self.cache.page_groups_for(tokens) - len(request.page_groups)
+        missing = self.cache.page_groups_for(tokens) - len(request.kv.page_groups)
         while missing > self.cache.num_available:
             victim = self._preemption_victim()
             batch.pop(victim.arrival_index, None)
@@ -304,7 +304,7 @@ class Scheduler:
             if self._failed_admission == (request.arrival_index, self.cache.num_available):
                 return  # as many page groups are available as when its admission failed
             try:
-                self.lora_manager.activate(request.adapter)
+                self.lora_manager.activate(request.spec.adapter)
             except Exception as error:
                 raise SchedulingError(request) from error
             page_groups = self._find_cached_prefix(request)
@@ -320,16 +320,16 @@ class Scheduler:
             self._failed_admission = None
             self.waiting.admit(request)
             request.status = Status.RUNNING
-            request.lora_slot = self.lora_manager.acquire(request.adapter)
+            request.lora_slot = self.lora_manager.acquire(request.spec.adapter)
             request.req_slot = self.table.allocate_row()
             request.pending_writes = [(0, len(request.tokens))]
-            request.num_cached_page_groups = len(page_groups)
+            request.kv.num_cached_page_groups = len(page_groups)
             request.num_computed_tokens = len(page_groups) * self.cache.page_group_size
             self._append_page_groups(request, page_groups + fresh)
-            if request.cached_tokens is None:
-                request.cached_tokens = request.num_computed_tokens
+            if request.kv.cached_tokens is None:
+                request.kv.cached_tokens = request.num_computed_tokens
                 self._num_prefix_hit_tokens += request.num_computed_tokens
-                request.queue_seconds = time.perf_counter() - request.arrival_time
+                request.times.queue_seconds = time.perf_counter() - request.times.arrival
             at = len(self.running)
             while at and self.running[at - 1].arrival_index > request.arrival_index:
                 at -= 1
@@ -362,30 +362,30 @@ class Scheduler:
         if not self.cache.prefix_caching:
             return []
         self.cache.extend_page_group_hashes(
-            request.page_group_hashes, request.cache_salt, request.tokens, request.num_final_tokens
+            request.kv.page_group_hashes, request.kv.cache_salt, request.tokens, request.num_final_tokens
         )
         uncacheable = self.strategy.uncacheable_tail(request)
         return self.cache.find_longest_prefix(
-            request.page_group_hashes[: max(request.num_final_tokens - uncacheable, 0) // self.cache.page_group_size]
+            request.kv.page_group_hashes[: max(request.num_final_tokens - uncacheable, 0) // self.cache.page_group_size]
         )
 
     def _append_page_groups(self, request: Request, page_groups: list[int]) -> None:
-        self.table.write(request.req_slot, len(request.page_groups), page_groups)
-        request.page_groups.extend(page_groups)
-        request.num_allocated_tokens = len(request.page_groups) * self.cache.page_group_size
+        self.table.write(request.req_slot, len(request.kv.page_groups), page_groups)
+        request.kv.page_groups.extend(page_groups)
+        request.kv.num_allocated_tokens = len(request.kv.page_groups) * self.cache.page_group_size
 
     def cache_pages(self, request: Request) -> None:
         """Adds the page groups that are computed and not cached yet to the prefix cache."""
         if not self.cache.prefix_caching:
             return
         computed = request.num_computed_tokens // self.cache.page_group_size
-        if computed > request.num_cached_page_groups:
+        if computed > request.kv.num_cached_page_groups:
             self.cache.extend_page_group_hashes(
-                request.page_group_hashes, request.cache_salt, request.tokens, request.num_computed_tokens
+                request.kv.page_group_hashes, request.kv.cache_salt, request.tokens, request.num_computed_tokens
             )
-            for n in range(request.num_cached_page_groups, computed):
-                self.cache.cache_page_group(request.page_groups[n], request.page_group_hashes[n])
-            request.num_cached_page_groups = computed
+            for n in range(request.kv.num_cached_page_groups, computed):
+                self.cache.cache_page_group(request.kv.page_groups[n], request.kv.page_group_hashes[n])
+            request.kv.num_cached_page_groups = computed
 
     def release(self, request: Request) -> None:
         """Removes a request in any state and frees its pages, its page table row and its adapter."""
@@ -399,8 +399,8 @@ class Scheduler:
     def _free(self, request: Request) -> None:
         self.running.remove(request)
         self.cache_pages(request)
-        self.cache.free(request.page_groups)
-        self.lora_manager.release(request.adapter)
+        self.cache.free(request.kv.page_groups)
+        self.lora_manager.release(request.spec.adapter)
         request.lora_slot = -1
         request.last_scheduled = None
         self.table.free_row(request.req_slot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -25,15 +25,28 @@ MASKED = 1
 UNMASKED = 2
 STATE_BITS, REMASKED = 3, 4  # of a stored state; REMASKED: the position was masked again in an earlier step
 
-# Numbers of a block that algorithms read: field of ``algorithms.base.BlockBatch`` -> attribute of ``request.Block``.
-BLOCK_NUMBERS = {
-    "must_advance": "must_advance",
-    "num_steps": "num_advance_steps",
-    "initial_masks": "initial_masks",
-    "step_budget": "step_budget",
-    "post_edit_steps": "post_edit_steps",
-}
-MUST_ADVANCE, NUM_STEPS = (list(BLOCK_NUMBERS).index(name) for name in ("must_advance", "num_steps"))
+
+@dataclass(slots=True)
+class BlockNumbers:
+    """Numbers of a block that algorithms read, by the names of ``algorithms.base.BlockBatch``.
+
+    Attributes:
+        must_advance: whether the next step must unmask a position even if none passes the threshold.
+        num_steps: steps with `must_advance`.
+        initial_masks: positions that are not FIXED.
+        step_budget: the block's part of the request's total steps. 0: the algorithm decides.
+        post_edit_steps: steps that began without a mask.
+    """
+
+    must_advance: bool = True
+    num_steps: int = 0
+    initial_masks: int = 0
+    step_budget: int = 0
+    post_edit_steps: int = 0
+
+
+BLOCK_NUMBERS = tuple(field.name for field in fields(BlockNumbers))
+MUST_ADVANCE, NUM_STEPS = map(BLOCK_NUMBERS.index, ("must_advance", "num_steps"))
 
 NO_LOGPROBS = -1  # number of top logprobs of a request without logprobs
 

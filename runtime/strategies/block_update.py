@@ -22,19 +22,18 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
     block.tokens[...] = tokens  # takes half the time of [:]
     block.state[...] = state
     if not block.masks:
-        block.post_edit_steps += 1
+        block.numbers.post_edit_steps += 1
     if i in results.logprobs and request.logprobs is not None:
         request.logprobs.update(block.start, results.logprobs[i])
     if results.remasks[i]:
         remasked = results.remasked[i, :size]
-        block.remasked = remasked if block.remasked is None else block.remasked | remasked
+        block.memory.remasked = remasked if block.memory.remasked is None else block.memory.remasked | remasked
     masks = block.masks = results.masks[i]
-    num_unmasked = block.num_editable - masks
-    block.progress = num_unmasked / block.num_editable
     if request.algorithm.edits:  # docs/research/decoding-rules.md#same-token-ratio
+        num_unmasked = block.numbers.initial_masks - masks
         block.same_token_ratio = (num_unmasked - results.num_updated[i]) / num_unmasked if num_unmasked else 0.0
     block.steps += 1
-    block.num_advance_steps += block.must_advance
+    block.numbers.num_steps += block.numbers.must_advance
     block.finished = results.finished[i]
     block.first_masked = results.first_masked[i] if masks else size
     first_eos = results.first_eos[i]
@@ -46,7 +45,7 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
         block.first_eos = first_eos
         found = first_eos < size and block.start + first_eos < request.end
         block.has_eos = found and (bool(request.spec.stop_ids) or not request.spec.ignore_eos)
-        request.eos_generated |= block.has_eos
+        request.output.eos_generated |= block.has_eos
 
 
 def is_finished(request: Request, block: Block) -> bool:
@@ -83,11 +82,11 @@ def update_progress(request: Request, *, event_start: int, finished_end: int) ->
     """
     if request.spec.stream_mode == "denoise":
         request.record_step_event(event_start)
-    stable = min(finished_end, request.end) if request.may_revise else unmasked_prefix_len(request)
-    if stable > request.num_stable_tokens:
-        request.num_stable_tokens = stable
+    stable = min(finished_end, request.end) if request.resolved.may_revise else unmasked_prefix_len(request)
+    if stable > request.output.num_stable_tokens:
+        request.output.num_stable_tokens = stable
     limited = request.spec.max_nfe is not None or request.spec.max_repetition_run is not None
-    if limited or request.eos_generated or request.num_stable_tokens >= request.end:
+    if limited or request.output.eos_generated or request.output.num_stable_tokens >= request.end:
         return _find_end(request)
     return None
 
@@ -102,8 +101,8 @@ def finish_request(
     """
     keep = 0 if committed is None else cacheable_len(request, finish_reason, end, block_layout=committed)
     request.finish_reason = finish_reason
-    request.hit_eos = _hits_eos(request, finish_reason, end)
-    request.end = request.num_stable_tokens = end
+    request.output.hit_eos = _hits_eos(request, finish_reason, end)
+    request.end = request.output.num_stable_tokens = end
     request.blocks = []
     request.num_final_tokens = max(request.num_computed_tokens, keep)
 
@@ -127,10 +126,10 @@ def _hits_eos(request: Request, finish_reason: FinishReason, end: int) -> bool:
 def _find_end(request: Request) -> tuple[FinishReason, int] | None:
     for block in request.blocks:
         if block.has_eos:
-            if block.start + block.first_eos < request.num_stable_tokens:
+            if block.start + block.first_eos < request.output.num_stable_tokens:
                 return "stop", block.start + block.first_eos
             break
-    if request.num_stable_tokens >= request.end:
+    if request.output.num_stable_tokens >= request.end:
         complete = request.constraint is not None and request.constraint.is_complete
         return "stop" if complete else "length", request.end
     spec = request.spec
@@ -142,11 +141,11 @@ def _find_end(request: Request) -> tuple[FinishReason, int] | None:
     if at_limit:
         return "max_nfe", unmasked
     assert spec.max_repetition_run is not None
-    cut = request.repetition_run.advance(
-        request.tokens, min(request.num_stable_tokens, unmasked), spec.max_repetition_run
+    cut = request.output.repetition_run.advance(
+        request.tokens, min(request.output.num_stable_tokens, unmasked), spec.max_repetition_run
     )
     if cut is None:  # a copy scans the tokens that may change, because they must not advance the state
-        cut = request.repetition_run.copy().advance(request.tokens, unmasked, spec.max_repetition_run)
+        cut = request.output.repetition_run.copy().advance(request.tokens, unmasked, spec.max_repetition_run)
     return ("repetition", cut) if cut is not None else None
 
 

@@ -100,4 +100,4 @@ class Canvas(Strategy):
         block.tokens[:] = results.tokens[i, : block.size]
         block.state[:] = results.state[i, : block.size]
         block.steps += 1
-        block.num_advance_steps += 1
+        block.numbers.num_steps += 1

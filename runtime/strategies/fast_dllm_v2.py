@@ -47,7 +47,7 @@ class FastDLLMv2(ShiftedBlockStrategy):
 
     def forward_range(self, request: Request, sub_block: Block) -> tuple[int, int]:
         """Returns the rows of a refine step or of a full step."""
-        if request.reused_kv_spans:
+        if request.kv.reused_spans:
             return sub_block.start, sub_block.start + sub_block.size
         return super().forward_range(request, sub_block)
 
@@ -57,6 +57,6 @@ class FastDLLMv2(ShiftedBlockStrategy):
         block_update.write_block(request, sub_block, results, i)
         following = first_open_sub_block(request)
         if not request.values["block_cache"] or following is None or request.state[following.start] == MASKED:
-            request.reused_kv_spans = []  # the next step forwards everything
-        elif not request.reused_kv_spans or following is not sub_block:  # otherwise the next step overwrites these rows
-            request.reused_kv_spans = [*request.reused_kv_spans, KVSpan(first, forwarded)]
+            request.kv.reused_spans = []  # the next step forwards everything
+        elif not request.kv.reused_spans or following is not sub_block:  # otherwise the next step overwrites these rows
+            request.kv.reused_spans = [*request.kv.reused_spans, KVSpan(first, forwarded)]

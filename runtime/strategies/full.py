@@ -73,7 +73,7 @@ class FullCanvas(Strategy):
             if _is_block_finished(request) and request.next_start < request.end:
                 request.blocks = []  # pinned tokens cover it
         start, end, sub_block = 0, request.end, request.blocks[0]
-        if request.reused_kv_spans:
+        if request.kv.reused_spans:
             sub_block = request.blocks[-1]
             start, end = self._refreshed_range(request)
         return ForwardSpan(start, end, [] if block_update.is_finished(request, sub_block) else [sub_block])
@@ -114,7 +114,7 @@ class FullCanvas(Strategy):
             int(request.values.get("steps", 0)) if total is None else self._step_budget(request, total, start, length)
         )
         before = sum(block.masks for block in request.blocks[:-1])  # steps that the last sub-block does not get
-        request.blocks[-1].step_budget = max(steps - before, 1) if steps else 0
+        request.blocks[-1].numbers.step_budget = max(steps - before, 1) if steps else 0
 
     def _step_budget(self, request: Request, total: int, start: int, length: int) -> int:
         """Returns the steps of the block at `start` out of the total of the request."""
@@ -127,8 +127,8 @@ class FullCanvas(Strategy):
         return VisibleKeys(0, request.end)
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
-        if not request.reused_kv_spans and request.values[CACHE] != "none":
-            request.reused_kv_spans = [KVSpan(0, request.tokens[: request.end].copy())]
+        if not request.kv.reused_spans and request.values[CACHE] != "none":
+            request.kv.reused_spans = [KVSpan(0, request.tokens[: request.end].copy())]
         request.nfe += bool(sampled)
         for i, sub_block in enumerate(sampled, first):
             block_update.write_block(request, sub_block, results, i)
@@ -145,7 +145,7 @@ class FullCanvas(Strategy):
         elif finished:
             request.blocks = []
         if finished:
-            request.reused_kv_spans = []  # the first step of the next block forwards everything
+            request.kv.reused_spans = []  # the first step of the next block forwards everything
 
 
 def _is_block_finished(request: Request) -> bool:

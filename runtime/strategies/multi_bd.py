@@ -79,7 +79,7 @@ class MultiBlock(Strategy):
         request.next_start = start + self.block_size
         block = Block(request, start, request.next_start, shift_by=self.shift_by)
         if request.spec.decoding.total_steps is not None:
-            block.step_budget = self._step_budget(request, start)
+            block.numbers.step_budget = self._step_budget(request, start)
         request.blocks.append(block)
         if not block.masks:
             del request.blocks[: self._advance_final(request)]
@@ -125,7 +125,8 @@ class MultiBlock(Strategy):
         before: Block | None = None
         for block in request.blocks:
             if not block.finished:
-                block.must_advance = before is None or before.progress >= request.values["semi_complete_threshold"]
+                advances = before is None or before.progress >= request.values["semi_complete_threshold"]
+                block.numbers.must_advance = advances
                 chosen.append(block)
             before = block
         return chosen

@@ -85,7 +85,7 @@ class ShiftedBlockStrategy(Strategy):
         if request.spec.decoding.total_steps is not None:
             steps = self._steps(request, request.spec.decoding.total_steps, size)
             for sub_block in request.blocks:
-                sub_block.step_budget = steps.get(sub_block.start, 0)
+                sub_block.numbers.step_budget = steps.get(sub_block.start, 0)
 
     def _steps(self, request: Request, total: int, size: int) -> dict[int, int]:
         """Returns the steps of each sub-block with masks, out of the total of the request, by its first position."""

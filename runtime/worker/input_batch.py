@@ -377,7 +377,7 @@ class InputBuilder:
             offsets=offsets,
             sampled=BatchBlocks(batch, offsets),
             active_lora_modules=self._active_lora_modules(requests),
-            soft=any(request.soft_embedding_params is not None for request in requests),
+            soft=any(request.resolved.soft_embedding_params is not None for request in requests),
             conditioned=any(map(_is_conditioned, requests)),
         )
 
@@ -445,7 +445,7 @@ class InputBuilder:
         )  # fmt: skip
 
     def _active_lora_modules(self, requests: Iterable[Request]) -> int:
-        return self.lora_manager.affected_modules({request.adapter for request in requests})
+        return self.lora_manager.affected_modules({request.spec.adapter for request in requests})
 
     def blocks(self, batch: list[ScheduledRequest]) -> DenoiseBlocks | None:
         """Returns the blocks of the last plan, in the order of the scheduled requests; None if there are none."""
@@ -460,7 +460,7 @@ class InputBuilder:
 
 
 def _is_conditioned(request: Request) -> bool:
-    return request.required_stats & SELF_CONDITIONING > 0
+    return request.resolved.required_stats & SELF_CONDITIONING > 0
 
 
 def _next_conditioning(batch: list[ScheduledRequest], segments: Ints32) -> SelfConditioningRows | None:
@@ -483,7 +483,7 @@ def _plan_blocks(batch: BatchBlocks) -> DenoiseBlocks | None:
     size = max([block.size for block in blocks])
     flat: list[int] = []
     for block in blocks:
-        flat += numbers_of(block)
+        flat += numbers_of(block.numbers)
     numbers = np.array(flat, dtype=np.int64).reshape(n, -1)
     state = _pad_and_stack([block.state for block in blocks], size)
     sampled = _sampled_positions(owners, blocks, state)
@@ -522,7 +522,7 @@ def _sampled_positions(owners: list[Request], blocks: list[Block], state: np.nda
         state: [n, B].
     """
     sampled: np.ndarray = state == MASKED
-    revises = [request.may_revise for request in owners]
+    revises = [request.resolved.may_revise for request in owners]
     if any(revises):
         sampled |= (state == UNMASKED) & np.array(revises)[:, None]
         for i, block in enumerate(blocks):
@@ -530,7 +530,7 @@ def _sampled_positions(owners: list[Request], blocks: list[Block], state: np.nda
     return sampled
 
 
-numbers_of = operator.attrgetter(*BLOCK_NUMBERS.values())  # of a block
+numbers_of = operator.attrgetter(*BLOCK_NUMBERS)
 
 
 def _pad_and_stack(parts: list[np.ndarray], size: int) -> np.ndarray:
@@ -551,11 +551,11 @@ def _history(group: AlgorithmBatch, blocks: list[Block], size: int) -> np.ndarra
     rule, members = group.algorithm, [blocks[i] for i in group.members]
     if not rule.history_fields:
         return None
-    records = [0 if block.history is None else block.history.shape[1] for block in members]
+    records = [0 if block.memory.history is None else block.memory.history.shape[1] for block in members]
     history = np.zeros((len(members), size, 1 if rule.static_history else max(records) + 1, len(rule.history_fields)))
     for record, block, n in zip(history, members, records, strict=True):
         if n:
-            record[: block.size, :n] = block.history
+            record[: block.size, :n] = block.memory.history
     return history
 
 
@@ -569,7 +569,7 @@ def _groups(owners: list[Request]) -> tuple[AlgorithmBatch, ...]:
             rule,
             np.array(mine, dtype=np.int64),
             _concat([owners[i].params for i in mine]).reshape(len(mine), -1),
-            functools.reduce(operator.or_, [owners[i].required_stats for i in mine]),
+            functools.reduce(operator.or_, [owners[i].resolved.required_stats for i in mine]),
         )
         for rule, mine in members.items()
     )
@@ -610,15 +610,15 @@ def soft_embedding_rows(batch: list[ScheduledRequest], offsets: list[int]) -> So
     how: list[SoftEmbeddingParams] = []
     for scheduled, offset in zip(batch, offsets, strict=True):
         request = scheduled.request
-        if request.soft_embedding_params is None or scheduled.span is None:
+        if request.resolved.soft_embedding_params is None or scheduled.span is None:
             continue
         for block in request.blocks:
-            if block.soft_tokens is not None:
-                ids.append(block.soft_tokens[0])
-                probs.append(block.soft_tokens[1])
+            if block.memory.soft_tokens is not None:
+                ids.append(block.memory.soft_tokens[0])
+                probs.append(block.memory.soft_tokens[1])
                 states.append(block.state)
                 starts.append(block.start + offset)
-                how.append(request.soft_embedding_params)
+                how.append(request.resolved.soft_embedding_params)
     if not starts:
         return None
     filled = np.flatnonzero(np.concatenate(states) == UNMASKED)
@@ -642,7 +642,7 @@ def self_conditioning_rows(batch: list[ScheduledRequest], offsets: list[int]) ->
     for scheduled, offset in zip(batch, offsets, strict=True):
         if _is_conditioned(scheduled.request):
             for block in scheduled.blocks:
-                if block.num_advance_steps:
+                if block.numbers.num_steps:
                     rows.append(block.logits_start + offset)
                     req_slot.append(scheduled.request.req_slot)
     return SelfConditioningRows(np.array(rows), np.array(req_slot)) if rows else None

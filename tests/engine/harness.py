@@ -158,7 +158,7 @@ class CheckedRunner(ModelRunner):
                 for block in request.blocks:
                     remasked = states[block.start : block.start + block.size] & REMASKED > 0
                     assert remasked.tolist() == (
-                        [False] * block.size if block.remasked is None else block.remasked.tolist()
+                        [False] * block.size if block.memory.remasked is None else block.memory.remasked.tolist()
                     )
         assert (self.states.tokens[0], self.states.states[0]) == (0, 0)
 
@@ -171,7 +171,7 @@ class CheckedReplayingRunner(CheckedRunner, CudaGraphRunner):
 
     def launch_next(self, plan: StepPlan) -> None:
         self.check(plan)
-        held = {each.req_slot: each.num_allocated_tokens for each in self.engine.scheduler.running}
+        held = {each.req_slot: each.kv.num_allocated_tokens for each in self.engine.scheduler.running}
         assert all(start + count <= held[slot] for slot, start, count in plan.segments[:, :3].tolist())
         super().launch_next(plan)
 
@@ -356,7 +356,7 @@ def page_tables(engine: Engine) -> np.ndarray:
 def check_accounting(engine: Engine) -> None:
     """Asserts that every page group is either free, in use or cached, and that all reference counts are right."""
     cache, scheduler = engine.cache, engine.scheduler
-    held = Counter(page_group for request in scheduler.running for page_group in request.page_groups)
+    held = Counter(page_group for request in scheduler.running for page_group in request.kv.page_groups)
     free, idle = set(cache._free), set(cache._idle)
     assert len(free) == len(cache._free)
     assert not free & idle
@@ -367,19 +367,19 @@ def check_accounting(engine: Engine) -> None:
     assert {page_group: key for key, page_group in cache._by_key.items()} == cache._key_of
     tables = page_tables(engine)
     for request in scheduler.running:
-        assert len(set(request.page_groups)) == len(request.page_groups)
-        assert request.num_computed_tokens <= len(request.page_groups) * cache.page_group_size
-        n = len(request.page_groups) * cache.pages_per_group
+        assert len(set(request.kv.page_groups)) == len(request.kv.page_groups)
+        assert request.num_computed_tokens <= len(request.kv.page_groups) * cache.page_group_size
+        n = len(request.kv.page_groups) * cache.pages_per_group
         pages = [
             page_group * cache.pages_per_group + i
-            for page_group in request.page_groups
+            for page_group in request.kv.page_groups
             for i in range(cache.pages_per_group)
         ]
         assert tables[request.req_slot, :n].tolist() == pages
     assert scheduler.running == sorted(scheduler.running, key=lambda request: request.arrival_index)
     rows = [request.req_slot for request in scheduler.running]
     assert sorted(rows + engine.table._free_rows) == list(range(engine.info.max_num_reqs))
-    assert all(not r.page_groups and r.req_slot == -1 and r.num_computed_tokens == 0 for r in scheduler.waiting)
+    assert all(not r.kv.page_groups and r.req_slot == -1 and r.num_computed_tokens == 0 for r in scheduler.waiting)
     check_queue(engine)
     stats = engine.stats()
     assert stats.pages_used == len(held) * cache.pages_per_group

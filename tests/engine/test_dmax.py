@@ -37,7 +37,9 @@ def test_rows_with_soft_embeddings() -> None:
     seen = 0
     while run.engine.has_work():
         before = {
-            request.arrival_index: [(b.start, b.size, b.soft_tokens, request.state.copy()) for b in request.blocks]
+            request.arrival_index: [
+                (b.start, b.size, b.memory.soft_tokens, request.state.copy()) for b in request.blocks
+            ]
             for request in requests
         }
         run.step()

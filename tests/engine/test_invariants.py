@@ -86,7 +86,7 @@ def test_5_answers_of_insert_delete_are_valid_with_random_logits(data: st.DataOb
         final = request.tokens[: request.num_final_tokens].copy()
         run.step()
         assert (request.tokens[: len(final)] == final).all()
-        assert request.finished or request.num_stable_tokens <= max(request.num_final_tokens, request.prompt_len)
+        assert request.finished or request.output.num_stable_tokens <= max(request.num_final_tokens, request.prompt_len)
         assert all(block.finished or block.steps < setup.block + limit for block in request.blocks)
     received = run.received["r0"]
     assert (len(received.tokens), received.outputs[-1].finish_reason) == (p.max_tokens, "length")

@@ -46,12 +46,14 @@ def test_preemption_at_any_step_changes_nothing(case: str) -> None:
             run.step()
         if request.finished:
             break
-        reused = max(reused, len(request.reused_kv_spans))
-        remembered = max([remembered, *(b.history.shape[1] for b in request.blocks if b.history is not None)])
-        soft = [block.soft_tokens for block in request.blocks]
+        reused = max(reused, len(request.kv.reused_spans))
+        remembered = max(
+            [remembered, *(b.memory.history.shape[1] for b in request.blocks if b.memory.history is not None)]
+        )
+        soft = [block.memory.soft_tokens for block in request.blocks]
         if steps:
             run.engine.scheduler._preempt(request)
-            assert [block.soft_tokens for block in request.blocks] == soft
+            assert [block.memory.soft_tokens for block in request.blocks] == soft
         run.finish()
         steps += 1
     assert steps > 4
@@ -66,17 +68,17 @@ def test_fast_dllm_v2_forwards_again_what_a_preemption_drops() -> None:
     run = Run(setup)
     run.add(Ask((1, 2, 4), p))
     (request,) = run.engine.scheduler.waiting
-    while not request.reused_kv_spans:
+    while not request.kv.reused_spans:
         run.step()
-    (reused,) = request.reused_kv_spans
+    (reused,) = request.kv.reused_spans
     nfe = request.nfe
     assert (reused.start, len(reused.tokens)) == (request.num_final_tokens, 8)
     assert reused.tokens.tolist() != request.tokens[reused.start : reused.start + 8].tolist()
     run.engine.scheduler._preempt(request)
     run.step()
-    assert (request.num_computed_tokens, len(request.recompute_spans)) == (8, 1)
+    assert (request.num_computed_tokens, len(request.kv.recompute_spans)) == (8, 1)
     run.step()
-    assert (request.nfe, request.recompute_spans) == (nfe, [])
+    assert (request.nfe, request.kv.recompute_spans) == (nfe, [])
     run.step()
     assert request.nfe == nfe + 1
     run.finish()

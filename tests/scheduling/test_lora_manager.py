@@ -114,7 +114,7 @@ def waiting(*names):
 
 def test_requests_that_need_no_slot_pass_one_that_waits_for_it(adapters):
     assert adapters.next_request(waiting()) is None
-    assert adapters.next_request(waiting("c", "")).adapter == "c"
+    assert adapters.next_request(waiting("c", "")).spec.adapter == "c"
     adapters.acquire("a")
     adapters.acquire("b")
     assert adapters.next_request(waiting("c", "x", "", "a")).arrival_index == 2
@@ -131,8 +131,8 @@ def test_the_number_of_passing_requests_of_adapters_is_limited(adapters):
         passed = []
         while (found := adapters.next_request(queue)) is not None:
             queue.admit(found)
-            adapters.acquire(found.adapter)
-            passed.append(found.adapter)
+            adapters.acquire(found.spec.adapter)
+            passed.append(found.spec.adapter)
         assert (passed.count("a"), passed.count("")) == (MAX_PASSING, 50)
         queue = waiting("x", *["a", ""] * 50)
         adapters.next_request(waiting("a"))  # the first request was admitted in the meantime
@@ -160,7 +160,7 @@ def test_a_waiting_tenant_preempts_for_a_slot_as_for_a_place(adapters, running, 
         requests.append(request(index, name.strip("-"), tenant, group))
         queue.add(requests[-1])
         queue.admit(requests[-1])
-        adapters.acquire(requests[-1].adapter)
+        adapters.acquire(requests[-1].spec.adapter)
     new = request(9, "x", "t", "9")
     queue.add(new)
     assert [victim.arrival_index for victim in adapters.slot_victims(new, requests, queue)] == preempted
