@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.base import LogitStat, UnmaskingAlgorithm, get_algorithm, resolve_params
-from runtime.kernels.segments import Segment
 from runtime.scheduling.logits_processors import LogitsProcessorState
 from runtime.scheduling.step_plan import (
     FIXED,
@@ -22,6 +21,7 @@ from runtime.scheduling.step_plan import (
     BlockLogprobs,
     BlockNumbers,
     Ints,
+    Ints32,
     SoftTokens,
     StateWrite,
 )
@@ -430,8 +430,8 @@ class ScheduledRequest:
         blocks: blocks to sample.
         is_denoise_step: whether this is a denoising step of the request.
         successors: what the next step forwards. None: not computed yet, or pages are missing.
-        segment: its rows.
-        outcomes: its row of ``NextStep.outcomes``.
+        segment: its rows, int32 [columns] (``kernels.segments.Segment``).
+        outcomes: its row of ``NextStep.outcomes``, int32 [columns].
     """
 
     request: Request
@@ -442,8 +442,8 @@ class ScheduledRequest:
     blocks: list[Block] = field(init=False)
     is_denoise_step: bool = field(init=False)
     successors: Successors | None = None
-    segment: Segment | None = None
-    outcomes: tuple[int, ...] | None = None
+    segment: Ints32 | None = None
+    outcomes: Ints32 | None = None
 
     def __post_init__(self) -> None:
         span = self.span

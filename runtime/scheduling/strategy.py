@@ -49,7 +49,7 @@ class Strategy:
     other content that it writes to ``Request.pending_writes``.
 
     The engine forwards final tokens itself, before the open blocks or together with them: prompts, finished blocks, or
-    both after a preemption. A strategy only limits the chunk size. ``Request.reused_kv_spans`` has rows of open
+    both after a preemption. A strategy only limits the chunk size. ``Request.kv.reused_spans`` has rows of open
     blocks that later steps read and do not forward. After a preemption the engine forwards them again, with the
     ids that they had.
 
@@ -121,7 +121,8 @@ class Strategy:
     def successors(self, request: Request, span: ForwardSpan) -> Successors:
         """Returns the next forwards of a request without the results of this one, which samples the block of `span`.
 
-        By default they are not known, and the device waits until the results are processed.
+        By default they are not known, and the device waits until the results are processed. The result is kept while
+        `plan_forward` returns the same span.
         """
         return Successors()
 

@@ -2,7 +2,7 @@
 
 See docs/research/decoding-rules.md#strategy-fast_dllm_v2.
 
-With `block_cache`, a step may read K/V of the block that an earlier step wrote. `Request.reused_kv_spans` stores the
+With `block_cache`, a step may read K/V of the block that an earlier step wrote. `Request.kv.reused_spans` stores the
 ids of that forward pass, because they are forwarded again after a preemption.
 """
 

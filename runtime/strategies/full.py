@@ -5,7 +5,7 @@ selects which rows the later steps of a block forward again.
 
 A block consists of one or two sub-blocks, as in `shifted.py`: `Block` objects in `Request.blocks`. A finished block is
 not final, because its K/V is valid for one state of the canvas only and no other request can use it.
-`Request.reused_kv_spans` stores the ids of the first step of the block, which are forwarded again after a preemption.
+`Request.kv.reused_spans` stores the ids of the first step of the block, which are forwarded again after a preemption.
 """
 
 from __future__ import annotations

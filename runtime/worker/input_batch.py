@@ -281,6 +281,7 @@ class BatchBlocks:
     Args:
         batch: the scheduled requests.
         offsets: one per scheduled request; the row of a position is the position plus the offset.
+        last: those of the step before. If their requests are the same, the groups are.
 
     Attributes:
         blocks, owners: the blocks, and the request of each.
@@ -288,7 +289,7 @@ class BatchBlocks:
         groups: the blocks by unmasking algorithm, without history.
     """
 
-    def __init__(self, batch: list[ScheduledRequest], offsets: list[int]) -> None:
+    def __init__(self, batch: list[ScheduledRequest], offsets: list[int], last: BatchBlocks | None = None) -> None:
         self.blocks = [block for scheduled in batch for block in scheduled.blocks]
         self.owners = [scheduled.request for scheduled in batch for _ in scheduled.blocks]
         numbers: list[int] = []  # flat, as an array of tuples takes three times as long
@@ -296,7 +297,8 @@ class BatchBlocks:
             for block in scheduled.blocks:
                 numbers += block.logits_start + offset, scheduled.request.req_slot, block.start, block.size
         self.columns = np.array(numbers, dtype=np.int64).reshape(-1, 4).T.copy()
-        self.groups = _groups(self.owners)
+        reused = last is not None and last.owners == self.owners
+        self.groups: tuple[AlgorithmBatch, ...] = last.groups if last is not None and reused else _groups(self.owners)
 
 
 @dataclass(frozen=True)
@@ -330,7 +332,7 @@ class InputBuilder:
         self.table = table
         self.lora_manager = lora_manager or LoRAManager()
         self.strategy = strategy
-        self._rows = self._rows_of([], None)
+        self._rows = self._rows_of([], None, None)
         self._prepared: NextStep | None = None  # the last result of `prepare`
 
     def plan(self, batch: list[ScheduledRequest], launched: Ints32 | None = None) -> StepPlan:
@@ -341,7 +343,7 @@ class InputBuilder:
                 if some requests have ended meanwhile.
         """
         if not self._rows.is_of(batch, launched):
-            self._rows = self._rows_of(batch, launched)
+            self._rows = self._rows_of(batch, launched, self._rows.sampled)
         rows = self._rows
         writes = [write for scheduled in batch for write in scheduled.request.take_writes()]
         earlier = any(scheduled.recompute is not None for scheduled in batch)  # ids of an earlier step
@@ -355,14 +357,8 @@ class InputBuilder:
             page_writes=self.take_page_writes(batch),
         )
 
-    def _rows_of(self, batch: list[ScheduledRequest], launched: Ints32 | None) -> BatchRows:
-        flat: list[int] = []  # as an array of tuples takes three times as long
-        for each in batch:
-            if each.segment is None:
-                forward = NextForward(each.start, each.end, each.request.num_final_tokens)
-                each.segment = self._segment(each.request, forward)
-            flat += each.segment
-        segments = np.array(flat, dtype=np.int32).reshape(-1, FIELDS)
+    def _rows_of(self, batch: list[ScheduledRequest], launched: Ints32 | None, last: BatchBlocks | None) -> BatchRows:
+        segments = _stack([self._segment_of(each) for each in batch], FIELDS)
         requests = [scheduled.request for scheduled in batch]
         slots = segments[:, SLOT].tolist()
         if launched is not None:
@@ -375,7 +371,7 @@ class InputBuilder:
             batch=batch,
             segments=segments,
             offsets=offsets,
-            sampled=BatchBlocks(batch, offsets),
+            sampled=BatchBlocks(batch, offsets, last),
             active_lora_modules=self._active_lora_modules(requests),
             soft=any(request.resolved.soft_embedding_params is not None for request in requests),
             conditioned=any(map(_is_conditioned, requests)),
@@ -394,12 +390,7 @@ class InputBuilder:
         prepared = self._prepared
         if prepared is not None and prepared.batch == batch and prepared.max_rows == max_rows:
             return prepared
-        flat: list[int] = []
-        for each in batch:
-            if each.outcomes is None:
-                each.outcomes = self._outcomes(each)
-            flat += each.outcomes
-        outcomes = np.array(flat, dtype=np.int32).reshape(-1, OUTCOMES)
+        outcomes = _stack([self._outcomes_of(each) for each in batch], OUTCOMES)
         if_continuing = outcomes[:, ENDS : ENDS + FIELDS]
         if np.array_equal(if_continuing, self._rows.segments):
             if_continuing = self._rows.segments  # so that `plan` and the runner see that it is the same
@@ -423,8 +414,19 @@ class InputBuilder:
         )
         return self._prepared
 
+    def _segment_of(self, scheduled: ScheduledRequest) -> Ints32:
+        if scheduled.segment is None:
+            request = scheduled.request
+            forward = NextForward(scheduled.start, scheduled.end, request.num_final_tokens)
+            scheduled.segment = np.array(self._segment(request, forward), dtype=np.int32)
+        return scheduled.segment
+
+    def _outcomes_of(self, scheduled: ScheduledRequest) -> Ints32:
+        if scheduled.outcomes is None:
+            scheduled.outcomes = np.array(self._outcomes(scheduled), dtype=np.int32)
+        return scheduled.outcomes
+
     def _outcomes(self, scheduled: ScheduledRequest) -> tuple[int, ...]:
-        """Returns a row of ``NextStep.outcomes``."""
         request, (block,), successors = scheduled.request, scheduled.blocks, scheduled.successors
         assert successors is not None
         uniform_noise = self.strategy.uniform_noise
@@ -544,6 +546,11 @@ def _pad_and_stack(parts: list[np.ndarray], size: int) -> np.ndarray:
 def _concat(parts: list[np.ndarray]) -> np.ndarray:
     """Does the same as ``np.concatenate`` for contiguous arrays of one dtype, in a third of the time."""
     return np.frombuffer(bytearray().join(cast("list[bytearray]", parts)), dtype=parts[0].dtype)  # arrays are buffers
+
+
+def _stack(rows: list[Ints32], columns: int) -> Ints32:
+    """Returns the rows, int32 [columns] each, as one array."""
+    return _concat(rows).reshape(-1, columns) if rows else np.empty((0, columns), np.int32)
 
 
 def _history(group: AlgorithmBatch, blocks: list[Block], size: int) -> np.ndarray | None:
