@@ -300,6 +300,7 @@ class CudaGraphRunner(ModelRunner):
         if graph is None:
             super().launch_next(plan)
             return
+        self._may_capture = True  # as in `_forward`
         assert self._static_hidden_states is not None
         self._next = self._last_forward = LaunchedForward(plan, self._static_hidden_states, None)
         self._last_graph = graph

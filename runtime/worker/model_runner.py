@@ -205,8 +205,9 @@ class ModelRunner:
         self._eager_reason: EagerReason | None = None  # of its forward
         self._next: LaunchedForward | None = None  # forward of the next step
         self._offered: NextStep | None = None
-        self.next_segments = torch.zeros(config.max_num_reqs + 1, FIELDS, dtype=torch.int32, device=pool.device)
-        self.choice = torch.zeros(HEADER + config.max_num_reqs, dtype=torch.int32, device=pool.device)
+        num_reqs = max(config.max_num_reqs, 1)  # the warm-up chooses for one
+        self.next_segments = torch.zeros(num_reqs + 1, FIELDS, dtype=torch.int32, device=pool.device)
+        self.choice = torch.zeros(HEADER + num_reqs, dtype=torch.int32, device=pool.device)
 
     @property
     def overlaps(self) -> bool:
