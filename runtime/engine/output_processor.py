@@ -73,14 +73,16 @@ class OutputProcessor:
         self.updated_requests, self._uncached = {}, []
         return updated
 
-    def discard(self, request_id: str) -> Request | None:
-        """Drops the new output of a request. Returns the request if it had new tokens or has finished."""
-        dropped = None
+    def discard(self, request_id: str) -> EngineOutput | None:
+        """Drops the new output of a request, and returns it; None if there is none."""
+        found = None
         for request in [request for request in self.updated_requests if request.spec.id == request_id]:
             del self.updated_requests[request]
-            dropped = request
-        self._failed = [output for output in self._failed if output.id != request_id]
-        return dropped
+            found = make_output(request)
+        for output in [output for output in self._failed if output.id == request_id]:
+            self._failed.remove(output)
+            found = output
+        return found
 
     def take_failed(self) -> list[EngineOutput]:
         """Returns the outputs of the requests that ended with an error."""

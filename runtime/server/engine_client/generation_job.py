@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -99,13 +98,18 @@ class GenerationJob:
     async def receive_aborted(self) -> None:
         """Waits a moment for the tokens of aborted requests that send them at their end. The log has their number."""
         aborted, queue = self.frontend.aborted, self.output_queue
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(ABORT_SECONDS):
                 while not queue.empty() or any(choice.spec.id in aborted for choice in self.submitted):
                     item = await queue.get()
                     if not isinstance(item, RequestError):
                         index, output = item
                         self.submitted[index].update(replace(output, finish_reason=None))
+        except TimeoutError:
+            pass
+        finally:
+            for choice in self.submitted:
+                aborted.pop(choice.spec.id, None)
 
     def _time_out(self, limit: float) -> None:
         self.output_queue.put_nowait(RequestError(f"the request exceeded --request-timeout ({limit:g} s)", status=504))

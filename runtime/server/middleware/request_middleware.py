@@ -117,9 +117,11 @@ class RequestMiddleware:
         finally:
             context.in_flight -= 1
             seconds = time.monotonic() - arrived
-            if (job := state.get("job")) is not None and not job.ended:
-                await job.receive_aborted()
-            log_request(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)
+            try:
+                if (job := state.get("job")) is not None and not job.ended:
+                    await job.receive_aborted()
+            finally:  # also if the server cancels this task meanwhile
+                log_request(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)
             if context.tracing is not None and (scope["method"], scope["path"]) in self.fast_routes and status != 401:
                 context.tracing.record(scope, request_id.decode(), context.names[0], status, arrived)
 
