@@ -156,4 +156,4 @@ class StepPlans:
             table.write(scheduled.request.req_slot, 0, pages)
         builder = InputBuilder(table, self.strategy)
         plan = builder.plan(batch)
-        return replace(plan, blocks=builder.blocks(batch))
+        return replace(plan, blocks=builder.blocks())

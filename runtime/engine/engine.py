@@ -102,9 +102,8 @@ class Engine:
         request = self._requests.pop(request_id, None)
         if request is not None:
             self.grammar_queue.remove(request)
-        untaken = self._output_processor.discard(request_id)  # also if it is finished, because its id may be reused
-        last = request or untaken
-        return None if last is None else make_output(last)
+        found = self._output_processor.discard(request_id)  # also if it is finished, because its id may be reused
+        return make_output(request) if found is None and request is not None else found
 
     def unload_adapter(self, name: str) -> bool:
         """Rejects new requests for an adapter, and unloads it when no request uses it.
@@ -159,7 +158,7 @@ class Engine:
             plan = self.input_builder.plan(batch, launched)
             with runner.step_context():
                 runner.launch_forward(plan)  # no launch if it was launched in the previous step
-                blocks = self.input_builder.blocks(batch)
+                blocks = self.input_builder.blocks()
                 if blocks is not None and runner.must_split(blocks):
                     blocks = self.input_builder.split(blocks, batch)
                 runner.launch_sampling(blocks)

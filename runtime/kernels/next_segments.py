@@ -100,7 +100,7 @@ def _choose_segments(
     for begin in range(0, n, REQUESTS):
         at = begin + tl.arange(0, REQUESTS)
         inside = at < n
-        own = outcomes_ptr + at * (ENDS + 2 * FIELDS)
+        own = outcomes_ptr + at * (ENDS + 2 * FIELDS)  # a `BlockEnd` and two segments, of which column 2 is `count`
         masks = tl.load(masks_ptr + at, mask=inside, other=0)
         first_masked = tl.load(first_masked_ptr + at, mask=inside, other=0)
         filled = tl.where(masks > 0, first_masked, tl.load(own, mask=inside, other=0))

@@ -165,9 +165,11 @@ class Scheduler:
                 continue  # its last blocks are cached by this step
             if scheduled.span is None or len(scheduled.blocks) != 1 or request.needs_results:
                 return None
-            if scheduled.successors is None:
-                scheduled.successors = self._successors_of(request, scheduled.span)
-                if scheduled.successors is None:
+            if scheduled.successors is None or None in scheduled.successors:  # pages may have been missing
+                successors = self._successors_of(request, scheduled.span)
+                if successors != scheduled.successors:
+                    scheduled.successors, scheduled.outcomes = successors, None
+                if successors is None:
                     return None
             found.append(scheduled)
         return found or None

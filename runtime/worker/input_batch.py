@@ -315,7 +315,6 @@ class BatchRows:
     segments: Ints32
     offsets: list[int]
     sampled: BatchBlocks
-    active_lora_modules: int
     soft: bool
     conditioned: bool
 
@@ -350,7 +349,7 @@ class InputBuilder:
         return StepPlan(
             segments=rows.segments,
             tokens=np.concatenate([scheduled.tokens() for scheduled in batch]) if earlier else None,
-            active_lora_modules=rows.active_lora_modules,
+            active_lora_modules=self._active_lora_modules(each.request for each in batch),
             soft_embeddings=soft_embedding_rows(batch, rows.offsets) if rows.soft else None,
             self_conditioning=self_conditioning_rows(batch, rows.offsets) if rows.conditioned else None,
             writes=tuple(writes),
@@ -372,7 +371,6 @@ class InputBuilder:
             segments=segments,
             offsets=offsets,
             sampled=BatchBlocks(batch, offsets, last),
-            active_lora_modules=self._active_lora_modules(requests),
             soft=any(request.resolved.soft_embedding_params is not None for request in requests),
             conditioned=any(map(_is_conditioned, requests)),
         )
@@ -387,16 +385,21 @@ class InputBuilder:
         Args:
             max_rows: maximum number of rows of the next step.
         """
-        prepared = self._prepared
-        if prepared is not None and prepared.batch == batch and prepared.max_rows == max_rows:
-            return prepared
+        modules = self._active_lora_modules(each.request for each in batch)
+        last = self._prepared
+        if (
+            last is not None
+            and last.batch == batch
+            and last.active_lora_modules == modules
+            and all(each.outcomes is not None for each in batch)
+        ):
+            return replace(last, max_rows=max_rows)
         outcomes = _stack([self._outcomes_of(each) for each in batch], OUTCOMES)
         if_continuing = outcomes[:, ENDS : ENDS + FIELDS]
         if np.array_equal(if_continuing, self._rows.segments):
             if_continuing = self._rows.segments  # so that `plan` and the runner see that it is the same
         requests = [each.request for each in batch]
         stopping = [n for n, request in enumerate(requests) if request.spec.stop_ids]
-        modules = self._active_lora_modules(requests)
         continues = None
         if (if_continuing[:, COUNT] != UNKNOWN).all():
             conditioning = _next_conditioning(batch, if_continuing)
@@ -449,7 +452,7 @@ class InputBuilder:
     def _active_lora_modules(self, requests: Iterable[Request]) -> int:
         return self.lora_manager.affected_modules({request.spec.adapter for request in requests})
 
-    def blocks(self, batch: list[ScheduledRequest]) -> DenoiseBlocks | None:
+    def blocks(self) -> DenoiseBlocks | None:
         """Returns the blocks of the last plan, in the order of the scheduled requests; None if there are none."""
         return _plan_blocks(self._rows.sampled)
 
@@ -608,7 +611,7 @@ def soft_embedding_rows(batch: list[ScheduledRequest], offsets: list[int]) -> So
     """Returns the UNMASKED positions of open blocks with soft tokens; None if there are none.
 
     Args:
-        offsets: see `_plan_blocks`.
+        offsets: see `BatchBlocks`.
     """
     ids: list[np.ndarray] = []
     probs: list[np.ndarray] = []

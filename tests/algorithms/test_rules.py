@@ -1,6 +1,7 @@
 """Tests of the sampler, the unmasking algorithms and draws on random logits against the oracle, block by block."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -25,6 +26,7 @@ from runtime.kernels.ops import TORCH
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lm_head import LMHead
 from runtime.request.field_spec import Field
+from runtime.scheduling.request import AlgorithmMemory
 from runtime.scheduling.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks
 from runtime.worker import candidates
 from runtime.worker.candidates import SamplerConfig
@@ -107,6 +109,7 @@ def plan_of(
     """Returns the plan of one step of these blocks, as the engine builds it."""
     n, size = len(several), SHAPE.block
     state = np.array([[STATE[s] for s in b.state] for b in several], dtype=np.int8)
+    blocks = [SimpleNamespace(memory=AlgorithmMemory(history=history), size=size) for history in histories]
     groups = []
     for key in dict.fromkeys(p.algorithm for p in params):
         rule, members = get_algorithm(key), [i for i in range(n) if params[i].algorithm == key]
@@ -114,8 +117,8 @@ def plan_of(
         for i in members:
             wants |= rule.required_stats(values(rule, params[i]))
         rows = np.array([param_row(rule, params[i]) for i in members])
-        memory = _history(rule, [SimpleNamespace(history=histories[i], size=size) for i in members], size)
-        groups.append(AlgorithmBatch(rule, np.array(members), rows, int(wants), memory))
+        group = AlgorithmBatch(rule, np.array(members), rows, int(wants))
+        groups.append(replace(group, history=_history(group, blocks, size)))
     unstable = np.array([get_algorithm(p.algorithm).may_revise(values(get_algorithm(p.algorithm), p)) for p in params])
     return DenoiseBlocks(
         rows=np.arange(n) * size, **alone(n, size), tokens=np.array([b.tokens for b in several]), state=state,

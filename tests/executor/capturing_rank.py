@@ -36,19 +36,19 @@ class Capturer:
 def capture_on_cpu(patch: pytest.MonkeyPatch, log: Callable[[str], Any], failing: tuple[int, ...] = ()) -> None:
     """Makes this process capture, and leaves all but the largest graphs to steps and to idle times."""
     capturer, steps = Capturer(failing), [0]
-    launch, forward = CudaGraphRunner._launch, CudaGraphRunner._forward
+    launch, sample = CudaGraphRunner._launch, CudaGraphRunner.launch_sampling
 
     def logged(self: CudaGraphRunner, descriptor: Any, graph: Any, *arguments: Any) -> bool:
         if graph.replay is None:
             log(f"{steps[0]} {re.sub(' at 0x[0-9a-f]+', '', str(descriptor))}")
         return launch(self, descriptor, graph, *arguments)
 
-    def counted(self: CudaGraphRunner, plan: Any) -> Any:  # also of a forward that rank 0 launches early
+    def counted(self: CudaGraphRunner, blocks: Any) -> None:  # rank 0 may launch a forward early, but no sampling
         steps[0] += 1
-        return forward(self, plan)
+        sample(self, blocks)
 
     patch.setattr(CudaGraphRunner, "_launch", logged)
-    patch.setattr(CudaGraphRunner, "_forward", counted)
+    patch.setattr(CudaGraphRunner, "launch_sampling", counted)
     patch.setattr(memory, "_uses_cuda_graphs", lambda config, *_: not config.enforce_eager)
     patch.setattr(memory, "GraphCapturer", lambda device: capturer)
     patch.setattr(warmup, "READY_REQUESTS", 0)
