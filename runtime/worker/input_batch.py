@@ -281,7 +281,6 @@ class BatchBlocks:
     Args:
         batch: the scheduled requests.
         offsets: one per scheduled request; the row of a position is the position plus the offset.
-        last: those of the step before. If their requests are the same, the groups are.
 
     Attributes:
         blocks, owners: the blocks, and the request of each.
@@ -289,7 +288,7 @@ class BatchBlocks:
         groups: the blocks by unmasking algorithm, without history.
     """
 
-    def __init__(self, batch: list[ScheduledRequest], offsets: list[int], last: BatchBlocks | None = None) -> None:
+    def __init__(self, batch: list[ScheduledRequest], offsets: list[int]) -> None:
         self.blocks = [block for scheduled in batch for block in scheduled.blocks]
         self.owners = [scheduled.request for scheduled in batch for _ in scheduled.blocks]
         numbers: list[int] = []  # flat, as an array of tuples takes three times as long
@@ -297,8 +296,7 @@ class BatchBlocks:
             for block in scheduled.blocks:
                 numbers += block.logits_start + offset, scheduled.request.req_slot, block.start, block.size
         self.columns = np.array(numbers, dtype=np.int64).reshape(-1, 4).T.copy()
-        reused = last is not None and last.owners == self.owners
-        self.groups: tuple[AlgorithmBatch, ...] = last.groups if last is not None and reused else _groups(self.owners)
+        self.groups = _groups(self.owners)
 
 
 @dataclass(frozen=True)
@@ -331,7 +329,7 @@ class InputBuilder:
         self.table = table
         self.lora_manager = lora_manager or LoRAManager()
         self.strategy = strategy
-        self._rows = self._rows_of([], None, None)
+        self._rows = self._rows_of([], None)
         self._prepared: NextStep | None = None  # the last result of `prepare`
 
     def plan(self, batch: list[ScheduledRequest], launched: Ints32 | None = None) -> StepPlan:
@@ -342,7 +340,7 @@ class InputBuilder:
                 if some requests have ended meanwhile.
         """
         if not self._rows.is_of(batch, launched):
-            self._rows = self._rows_of(batch, launched, self._rows.sampled)
+            self._rows = self._rows_of(batch, launched)
         rows = self._rows
         writes = [write for scheduled in batch for write in scheduled.request.take_writes()]
         earlier = any(scheduled.recompute is not None for scheduled in batch)  # ids of an earlier step
@@ -356,7 +354,7 @@ class InputBuilder:
             page_writes=self.take_page_writes(batch),
         )
 
-    def _rows_of(self, batch: list[ScheduledRequest], launched: Ints32 | None, last: BatchBlocks | None) -> BatchRows:
+    def _rows_of(self, batch: list[ScheduledRequest], launched: Ints32 | None) -> BatchRows:
         segments = _stack([self._segment_of(each) for each in batch], FIELDS)
         requests = [scheduled.request for scheduled in batch]
         slots = segments[:, SLOT].tolist()
@@ -370,7 +368,7 @@ class InputBuilder:
             batch=batch,
             segments=segments,
             offsets=offsets,
-            sampled=BatchBlocks(batch, offsets, last),
+            sampled=BatchBlocks(batch, offsets),
             soft=any(request.resolved.soft_embedding_params is not None for request in requests),
             conditioned=any(map(_is_conditioned, requests)),
         )

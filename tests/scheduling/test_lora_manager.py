@@ -101,8 +101,8 @@ def test_names(adapters):
 
 
 def request(index, adapter, tenant="", group=None, finished=False):
-    spec = SimpleNamespace(tenant=tenant, parent_id=str(index) if group is None else group)
-    return SimpleNamespace(arrival_index=index, adapter=adapter, spec=spec, finished=finished)
+    spec = SimpleNamespace(tenant=tenant, parent_id=str(index) if group is None else group, adapter=adapter)
+    return SimpleNamespace(arrival_index=index, spec=spec, finished=finished)
 
 
 def waiting(*names):

