@@ -213,7 +213,7 @@ class Engine:
         sampled = runner.wait()
         if following is None or sampled is None or self._has_pending_commands():  # a launch would delay them by a step
             return runner.results()
-        if following.stopping and following.is_stopped(sampled):
+        if following.is_stopped(sampled):
             return runner.results()
         results = runner.results() if reads_names else None
         if results is None or not self._output_processor.may_mask(batch, results):

@@ -359,7 +359,8 @@ class InputBuilder:
         requests = [scheduled.request for scheduled in batch]
         slots = segments[:, SLOT].tolist()
         if launched is not None:
-            of_batch = [slot in slots for slot in launched[:, SLOT].tolist()]
+            own = set(slots)
+            of_batch = [slot in own for slot in launched[:, SLOT].tolist()]
             segments = launched if np.array_equal(launched[of_batch], segments) else segments
         first = (first_rows(segments) - segments[:, START]).tolist()
         offset_of = dict(zip(segments[:, SLOT].tolist(), first, strict=True))

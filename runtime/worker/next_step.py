@@ -56,5 +56,7 @@ class NextStep:
 
     def is_stopped(self, sampled: SampledBlocks) -> bool:
         """Returns whether a stop id of a request may have ended its output."""
+        if not self.stopping:
+            return False
         stopped = np.isin(sampled.tokens[self.stopping], self.stop_ids)
         return bool((stopped & (sampled.state[self.stopping] == UNMASKED)).any())
