@@ -13,7 +13,6 @@ from runtime.scheduling.step_plan import (
     MUST_ADVANCE,
     BlockResults,
     DenoiseBlocks,
-    Ints32,
     PageWrites,
     SampledBlocks,
     StepPlan,
@@ -58,11 +57,11 @@ class AcceptNoneRunner:
     def must_split(self, blocks: DenoiseBlocks) -> bool:
         return self.runner.must_split(blocks)
 
-    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
+    def launch_sampling(self, blocks: DenoiseBlocks | None, following: NextStep | None = None) -> None:
         if blocks is not None:
             blocks = _not_advancing(blocks)
         self.plan = replace(self.plan, blocks=blocks)
-        self.runner.launch_sampling(blocks)
+        self.runner.launch_sampling(blocks, following)
 
     def wait(self) -> SampledBlocks | None:
         return self.runner.wait()
@@ -70,14 +69,8 @@ class AcceptNoneRunner:
     def write_pages(self, writes: PageWrites | None) -> None:
         self.runner.write_pages(writes)
 
-    def offer(self, step: NextStep) -> None:
-        self.runner.offer(step)
-
-    def launch_chosen(self, choice: Ints32) -> None:
-        self.runner.launch_chosen(choice)
-
-    def launch_next(self, plan: StepPlan) -> None:
-        self.runner.launch_next(plan)
+    def launch_next(self) -> StepPlan | None:
+        return self.runner.launch_next()
 
     def capture_next(self) -> int:
         return self.runner.capture_next()

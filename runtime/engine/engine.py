@@ -161,9 +161,12 @@ class Engine:
                 blocks = self.input_builder.blocks()
                 if blocks is not None and runner.must_split(blocks):
                     blocks = self.input_builder.split(blocks, batch)
-                runner.launch_sampling(blocks)
+                following = self._prepare_next(batch) if runner.launches_next else None
+                runner.launch_sampling(blocks, following)
+                if following is not None:  # not earlier, as an eager sampling would wait for this transfer
+                    runner.write_pages(self.input_builder.take_page_writes(batch))
                 self._on_outputs()  # outputs of the previous step
-                results = self._finish(batch)
+                results = self._finish(batch, following)
                 device_seconds = runner.stats.last_device_seconds
             outputs.update_from_output(batch, results)
         except (torch.AcceleratorError, ReplicaLost):
@@ -203,13 +206,10 @@ class Engine:
             self._output_processor.fail_request(error.request, error.__cause__ or error)
             return [], None
 
-    def _finish(self, batch: list[ScheduledRequest]) -> BlockResults:
+    def _finish(self, batch: list[ScheduledRequest], following: NextStep | None) -> BlockResults:
         """Waits for the sampled blocks, launches the next forward if it is known, and returns the results."""
         runner = self.runner
-        following = self._prepare_next(batch) if runner.launches_next else None
         reads_names = any(scheduled.request.tool_names is not None for scheduled in batch)
-        if following is not None:
-            runner.offer(following)
         sampled = runner.wait()
         if following is None or sampled is None or self._has_pending_commands():  # a launch would delay them by a step
             return runner.results()
@@ -217,15 +217,13 @@ class Engine:
             return runner.results()
         results = runner.results() if reads_names else None
         if results is None or not self._output_processor.may_mask(batch, results):
-            runner.launch_chosen(sampled.choice)
-            plan = following.plan(sampled.choice)
+            plan = runner.launch_next()
             if plan is not None:
-                runner.launch_next(plan)
                 self._launched = following.requests, plan.segments
         return results or runner.results()
 
     def _prepare_next(self, batch: list[ScheduledRequest]) -> NextStep | None:
-        """Returns the outcomes of the step that runs, with their pages on the device; None if they are not known."""
+        """Returns the outcomes of the step, and allocates their pages; None if they are not known."""
         try:
             successors = self.scheduler.successors(batch)
         except SchedulingError as error:
@@ -233,7 +231,6 @@ class Engine:
             return None
         if successors is None:
             return None
-        self.runner.write_pages(self.input_builder.take_page_writes(batch))
         return self.input_builder.prepare(successors, self.scheduler.max_step_rows)
 
     def _record_step(

@@ -24,10 +24,11 @@ from runtime.executor.rank_worker import error_summary, file_digests_of
 from runtime.executor.serialization import encode_blocks, encode_forward
 from runtime.lora.adapter_checkpoint import Adapter
 from runtime.lora.adapter_weights import LoRAWeights
-from runtime.scheduling.step_plan import DenoiseBlocks, Ints32, PageWrites, SampledBlocks, StepPlan
+from runtime.scheduling.step_plan import DenoiseBlocks, PageWrites, SampledBlocks, StepPlan
 from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.next_step import NextStep
 
 # Errors of gloo and of torch's file store. Errors of CUDA name timeouts too, but say nothing about the other ranks.
 RANK_TIMED_OUT = re.compile(r"\A(Wait timeout|Timeout waiting for key)|gloo.*timed out", re.IGNORECASE | re.DOTALL)
@@ -280,8 +281,6 @@ class DistributedRunner:
         local.notify_ranks = lambda rows: executor.broadcast(rpc.FetchRows(rows))
         self.overlaps, self.launches_next = local.overlaps, local.launches_next
         self.must_split, self.results = local.must_split, local.results
-        self.offer = local.offer
-        self._choice: Ints32 | None = None  # see `launch_chosen`
         self._step_guard = executor.step_guard()
         self._num_sampled = 0  # steps; a launched forward may be abandoned, a sampling is not
 
@@ -295,9 +294,10 @@ class DistributedRunner:
             self.executor.broadcast(rpc.Step(encode_forward(plan)))
         self.local.launch_forward(plan)
 
-    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
+    def launch_sampling(self, blocks: DenoiseBlocks | None, following: NextStep | None = None) -> None:
+        """See `Runner.launch_sampling`. The other ranks need no choice: they get the plan that rank 0 has chosen."""
         self.executor.broadcast(rpc.Sample(encode_blocks(blocks)))
-        self.local.launch_sampling(blocks)
+        self.local.launch_sampling(blocks, following)
 
     def wait(self) -> SampledBlocks | None:
         sampled = self.local.wait()
@@ -325,16 +325,12 @@ class DistributedRunner:
             self.executor.broadcast(rpc.WritePages(*writes))
             self.local.write_pages(writes)
 
-    def launch_chosen(self, choice: Ints32) -> None:
-        self._choice = choice  # `launch_next` launches it, as the forward may wait for ranks that need the plan first
-
-    def launch_next(self, plan: StepPlan) -> None:
+    def launch_next(self) -> StepPlan | None:
         """See `Runner.launch_next`. If the step does not follow, the other ranks get another `Step` instead."""
-        self.executor.broadcast(rpc.Step(encode_forward(plan)))
-        choice, self._choice = self._choice, None
-        if choice is not None:
-            self.local.launch_chosen(choice)
-        self.local.launch_next(plan)
+        plan = self.local.next_plan()
+        if plan is not None:  # the forward may wait for ranks that need the plan first
+            self.executor.broadcast(rpc.Step(encode_forward(plan)))
+        return self.local.launch_next()
 
     def capture_next(self) -> int:
         """See `ModelRunner.capture_next`. A captured step has collective operations, so all ranks capture together."""

@@ -47,7 +47,7 @@ HEADER = 3
 
 
 class BlockCounters(NamedTuple):
-    """Counters of the `n` sampled blocks after a step, int64 [n] each, as in ``scheduling.step_plan.BlockResults``."""
+    """Counters of sampled blocks after a step, int64 [at least n] each, as in ``scheduling.step_plan.BlockResults``."""
 
     masks: torch.Tensor
     first_masked: torch.Tensor
@@ -56,19 +56,23 @@ class BlockCounters(NamedTuple):
 
 
 def choose_segments_reference(
-    counters: BlockCounters, outcomes: torch.Tensor, max_rows: int, segments: torch.Tensor, choice: torch.Tensor
+    counters: BlockCounters, outcomes: torch.Tensor, offer: torch.Tensor, segments: torch.Tensor, choice: torch.Tensor
 ) -> None:
     """Writes the segments of the next forward, and behind them that of the padding, if the forward is known.
 
     Args:
-        outcomes: int32 [n, OUTCOMES].
-        max_rows: maximum number of rows of the next forward.
+        outcomes: int32 [at least n, OUTCOMES].
+        offer: int32 [2], `n` and the maximum number of rows of the next forward. Without requests, it is not known.
         segments: int32 [at least n + 1, FIELDS].
         choice: int32 [at least HEADER + n].
     """
-    n = len(outcomes)
+    n, max_rows = offer.tolist()
+    if not n:
+        choice[CHOSEN_ROWS] = UNKNOWN
+        return
+    outcomes = outcomes[:n]
     size, without_masks, at_eos, output_end = outcomes[:, :ENDS].unbind(1)
-    masks, first_masked, first_eos, finished = counters
+    masks, first_masked, first_eos, finished = (counter[:n] for counter in counters)
     filled = torch.where(masks > 0, first_masked, size)  # positions before the first mask
     ended = (filled >= output_end) | ((at_eos > 0) & (first_eos < filled))
     final = (finished > 0) | ((without_masks > 0) & (masks == 0))
@@ -88,14 +92,14 @@ def choose_segments_reference(
 
 # Rows of an odd number of counters are aligned differently, which must not lead to another variant of the kernel.
 @triton.jit(
-    do_not_specialize=["n", "max_rows"],
     do_not_specialize_on_alignment=["masks_ptr", "first_masked_ptr", "first_eos_ptr", "finished_ptr"],
 )
 def _choose_segments(
-    masks_ptr, first_masked_ptr, first_eos_ptr, finished_ptr, outcomes_ptr, segments_ptr, choice_ptr, n, max_rows,
+    masks_ptr, first_masked_ptr, first_eos_ptr, finished_ptr, outcomes_ptr, offer_ptr, segments_ptr, choice_ptr,
     ENDS: tl.constexpr, FIELDS: tl.constexpr, HEADER: tl.constexpr, MAX_TILE_ROWS: tl.constexpr,
     PADDING: tl.constexpr, REMAINDER: tl.constexpr, REQUESTS: tl.constexpr,
 ):  # fmt: skip
+    n, max_rows = tl.load(offer_ptr), tl.load(offer_ptr + 1)
     rows, largest, unknown = 0, 1, 0
     for begin in range(0, n, REQUESTS):
         at = begin + tl.arange(0, REQUESTS)
@@ -116,7 +120,7 @@ def _choose_segments(
         unknown += tl.sum((inside & (ended | (count < 0))).to(tl.int32), 0)
         tl.store(choice_ptr + HEADER + at, final, mask=inside)
     tile_rows = tl.minimum(largest, MAX_TILE_ROWS)
-    known = (unknown == 0) & (rows <= max_rows)
+    known = (n > 0) & (unknown == 0) & (rows <= max_rows)
     tl.debug_barrier()  # other threads may read what these have stored
     tiles = 0
     for begin in range(0, n, REQUESTS):
@@ -137,10 +141,10 @@ def _choose_segments(
 
 
 def choose_segments(
-    counters: BlockCounters, outcomes: torch.Tensor, max_rows: int, segments: torch.Tensor, choice: torch.Tensor
+    counters: BlockCounters, outcomes: torch.Tensor, offer: torch.Tensor, segments: torch.Tensor, choice: torch.Tensor
 ) -> None:
     """Computes `choose_segments_reference` on a GPU."""
     _choose_segments[(1,)](
-        *counters, outcomes, segments, choice, len(outcomes), max_rows, ENDS=ENDS, FIELDS=FIELDS, HEADER=HEADER,
+        *counters, outcomes, offer, segments, choice, ENDS=ENDS, FIELDS=FIELDS, HEADER=HEADER,
         MAX_TILE_ROWS=MAX_TILE_ROWS, PADDING=PADDING, REMAINDER=REMAINDER, REQUESTS=REQUESTS, num_warps=4,
     )  # fmt: skip

@@ -47,7 +47,7 @@ SelectExpertsKernel = Callable[[Tensor, OptTensor, moe_router.RoutingConfig, Opt
 MoEKernel = Callable[[Tensor, Tensor, Tensor, Any, Any, OptTensor, Activation, OptTensor], Tensor]
 MoEAddNormKernel = Callable[[Tensor, Tensor, Tensor, Any, Any, OptTensor, Tensor, OptTensor, float], TensorPair]
 UnmaskKernel = Callable[[BlockInputs, SampledRows, int | None, Tensor], UnmaskOutput]
-ChooseSegmentsKernel = Callable[[BlockCounters, Tensor, int, Tensor, Tensor], None]
+ChooseSegmentsKernel = Callable[[BlockCounters, Tensor, Tensor, Tensor, Tensor], None]
 ExpandSegmentsKernel = Callable[[Tensor, RowTables, int, int, int], ForwardRows]
 SoftmaxStatsKernel = Callable[[Tensor, StatsRequest], SoftmaxStats]
 

@@ -341,12 +341,10 @@ class SampledBlocks(NamedTuple):
 
     Attributes:
         tokens, state: [n, B].
-        choice: int32 [HEADER + n], the choice of the next forward (``kernels.next_segments``).
     """
 
     tokens: Ints
     state: Bytes
-    choice: Ints32
 
 
 NO_RESULTS = BlockResults(  # a step without sampled blocks

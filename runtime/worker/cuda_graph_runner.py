@@ -21,11 +21,11 @@ import torch
 
 from runtime.distributed.process_group import AllReduceBuffer
 from runtime.errors import ReplicaLost
-from runtime.kernels.next_segments import HEADER, OUTCOMES, UNKNOWN
+from runtime.kernels.next_segments import CHOSEN_ROWS, HEADER, UNKNOWN
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
 from runtime.request.eager_reason import EagerReason
-from runtime.scheduling.step_plan import DenoiseBlocks, Ints32, SampledBlocks, StepPlan
+from runtime.scheduling.step_plan import DenoiseBlocks, SampledBlocks, StepPlan
 from runtime.worker.candidates import SamplerConfig
 from runtime.worker.graph_padding import (
     CaptureSizes,
@@ -53,6 +53,7 @@ from runtime.worker.input_batch import (
     sample_inputs,
 )
 from runtime.worker.model_runner import LaunchedForward, ModelRunner
+from runtime.worker.next_step import NextStep
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ class CapturedGraph:
         replay: launches the graph. None: not captured yet.
         output_layout: layout of the outputs in their buffer.
         outputs: the transfer of the choice of the next forward, and of the outputs.
-        host_outputs, device_outputs: views of the outputs on the host and on the device.
+        host_outputs: views of the outputs on the host.
     """
 
     host_inputs: Views
@@ -170,7 +171,6 @@ class CapturedGraph:
     output_layout: BufferLayout = field(default_factory=lambda: BufferLayout({}))
     outputs: BufferView | None = None
     host_outputs: Views = field(default_factory=dict)
-    device_outputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class CudaGraphRunner(ModelRunner):
@@ -206,16 +206,15 @@ class CudaGraphRunner(ModelRunner):
         self._forward_memory, self._sample_memory, self._output_memory = (
             StaticBuffer(self.device, max(2 * nbytes, MIN_BUFFER_BYTES)) for _ in range(3)
         )
-        self._outcome_memory = StaticBuffer(self.device, 4 * OUTCOMES * config.max_num_reqs)
-        self._chosen: CapturedGraph | None = None  # a graph that was replayed ahead of `launch_next`
         # The choice precedes the output of sampling, so that one copy has both.
-        nbytes, memory = self.choice.nbytes, self._output_memory
-        self.choice = memory.device[:nbytes].view(torch.int32)
+        step, memory = self.model_step, self._output_memory
+        nbytes = step.choice.nbytes
+        step.choice = memory.device[:nbytes].view(torch.int32)
         self._host_choice = memory.numbers[:nbytes].view(np.int32)
         self._outputs_start = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if not self.self_conditioned:  # other forwards read more than their segments, which are their first input
-            first = self._forward_memory.device[: self.next_segments.nbytes]
-            self.next_segments = first.view(torch.int32).view(self.next_segments.shape)
+            first = self._forward_memory.device[: step.next_segments.nbytes]
+            step.next_segments = first.view(torch.int32).view(step.next_segments.shape)
 
     @property
     def launches_next(self) -> bool:
@@ -228,17 +227,20 @@ class CudaGraphRunner(ModelRunner):
             return LaunchedForward(plan, hidden_states, None)
         return LaunchedForward(plan, *self._forward_new_rows(plan))
 
-    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
-        self.blocks, self._launched, self._sample_graph, self._offered = blocks, [], None, None
+    def launch_sampling(self, blocks: DenoiseBlocks | None, following: NextStep | None = None) -> None:
+        self._begin_sampling(blocks, following)
+        self._sample_graph = None
         if blocks is None:
             self.stats.count(self._eager_reason)
             return
         if blocks.per_request:
             self.stats.count(self._eager_reason or EagerReason.BATCH_INVARIANT)
-            self._sample_eagerly(blocks)
+            self._sample_eagerly()
             return
         reason = self._eager_reason
-        descriptor, arrays = sample_inputs(blocks, self.states)
+        descriptor, arrays = sample_inputs(blocks, self.states, following)
+        if following is not None and not self.self_conditioned:  # the choice overwrites the input of the last forward
+            self._last_forward = self._last_graph = None
         padded = None
         if descriptor.has_logits_processors:
             reason = reason or EagerReason.LOGITS_PROCESSORS
@@ -255,20 +257,7 @@ class CudaGraphRunner(ModelRunner):
             self._launch_sample(blocks, descriptor, arrays)
             return
         self.stats.count(reason)
-        self._launched = [(blocks, padded, self._sample_graph.device_outputs)]
-
-    def _upload(self, outcomes: Ints32) -> torch.Tensor:
-        if self._sample_graph is None:
-            return super()._upload(outcomes)
-        view = self._outcome_memory.slice(outcomes.nbytes)
-        view.host.view(torch.int32).numpy()[...] = outcomes.ravel()  # `wait` of the last step has read what was there
-        view.upload()
-        return view.device.view(torch.int32).view(outcomes.shape)
-
-    def choose(self, outcomes: torch.Tensor, numbers: torch.Tensor, max_rows: int) -> None:
-        super().choose(outcomes, numbers, max_rows)
-        if not self.self_conditioned:  # otherwise the input of the last forward was not overwritten
-            self._last_forward = self._last_graph = None
+        self._launched = [(blocks, padded, {})]  # `wait` has the outputs
 
     def wait(self) -> SampledBlocks | None:
         graph = self._sample_graph
@@ -281,29 +270,31 @@ class CudaGraphRunner(ModelRunner):
         self._output_buffer = self._output_memory.pinned
         return self._sampled_blocks(self._host_choice)
 
-    def launch_chosen(self, choice: Ints32) -> None:
-        rows, tiles, tile_rows = choice[:HEADER].tolist()
-        step = self._offered
-        if step is None or rows == UNKNOWN or self.self_conditioned:
-            return
+    def launch_next(self) -> StepPlan | None:
+        graph = self._chosen_graph()
+        if graph is None:
+            return super().launch_next()
+        assert graph.replay is not None
+        self.timer.begin()
+        graph.replay()
+        plan = self.next_plan()  # while the device runs
+        assert plan is not None
+        assert self._static_hidden_states is not None
+        self._may_capture = True  # as in `_forward`
+        self._next = self._last_forward = LaunchedForward(plan, self._static_hidden_states, None)
+        self._last_graph = graph
+        return plan
+
+    def _chosen_graph(self) -> CapturedGraph | None:
+        """Returns the graph of the forward that the device has chosen, whose input the device has written."""
+        step = self._following
+        if step is None or self._choice is None or self.self_conditioned or self._choice[CHOSEN_ROWS] == UNKNOWN:
+            return None
+        rows, tiles, tile_rows = self._choice[:HEADER].tolist()
         modules = step.active_lora_modules
         chosen = ForwardDescriptor(rows, tiles, len(step.batch), 0, tile_rows, 0, active_lora_modules=modules)
         padded = self.sizes.pad_forward(chosen)
-        graph = None if padded is None else self._graphs.get(padded)
-        if graph is not None and graph.replay is not None:
-            self.timer.begin()
-            graph.replay()
-            self._chosen = graph
-
-    def launch_next(self, plan: StepPlan) -> None:
-        graph, self._chosen = self._chosen, None
-        if graph is None:
-            super().launch_next(plan)
-            return
-        self._may_capture = True  # as in `_forward`
-        assert self._static_hidden_states is not None
-        self._next = self._last_forward = LaunchedForward(plan, self._static_hidden_states, None)
-        self._last_graph = graph
+        return None if padded is None else self._graphs.get(padded)
 
     def _replay(self, plan: StepPlan) -> torch.Tensor | None:
         """Replays the last forward, if only tokens and pages have changed since then. Returns its hidden states."""
@@ -386,7 +377,6 @@ class CudaGraphRunner(ModelRunner):
         if graph.outputs is None:
             graph.outputs = memory.slice(start + out.nbytes)
             graph.host_outputs = out.on_host(memory.numbers[start:])
-            graph.device_outputs = out.on_device(memory.device[start:])
         return graph
 
     def _get_graph(

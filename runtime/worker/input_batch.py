@@ -180,10 +180,12 @@ def forward_arrays(plan: StepPlan, block_size: int) -> Arrays:
     return arrays
 
 
-def sample_inputs(blocks: DenoiseBlocks, states: RequestStates) -> tuple[SampleDescriptor, Arrays]:
+def sample_inputs(
+    blocks: DenoiseBlocks, states: RequestStates, following: NextStep | None = None
+) -> tuple[SampleDescriptor, Arrays]:
     """Returns the descriptor and the input arrays of sampling.
 
-    `states` has the content of the blocks.
+    `states` has the content of the blocks. With `following`, the device chooses the next forward.
 
     Sampled positions are ordered by group; within a group, greedy rows precede those with a temperature. The array
     `num_valid` holds the number of rows up to the last one that is not padding.
@@ -201,6 +203,9 @@ def sample_inputs(blocks: DenoiseBlocks, states: RequestStates) -> tuple[SampleD
         "block_size": blocks.size,
         "numbers": blocks.numbers,
     }
+    if following is not None:
+        arrays["outcomes"] = following.outcomes
+        arrays["offer"] = np.array([len(following.batch), following.max_rows], dtype=np.int32)
     if several:
         block_in_group = np.empty(len(blocks.rows), dtype=np.int64)  # index of each block in its group
         for group in blocks.groups:

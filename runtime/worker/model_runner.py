@@ -90,34 +90,28 @@ class Runner(Protocol):
         """Returns whether `blocks` needs ``DenoiseBlocks.per_request``, because results may depend on the batch."""
         ...
 
-    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
-        """Launches the sampling of the step; None: it samples no blocks."""
-        ...
+    def launch_sampling(self, blocks: DenoiseBlocks | None, following: NextStep | None = None) -> None:
+        """Launches the sampling of the step.
 
-    def offer(self, step: NextStep) -> None:
-        """Lets the device choose the next forward from what it samples. Call it after `launch_sampling`."""
+        Args:
+            blocks: None: the step samples none.
+            following: the next step, whose forward the device chooses from what it samples. None: it is not known.
+        """
         ...
 
     def wait(self) -> SampledBlocks | None:
-        """Waits for the sampled blocks. Returns them, if a next step was offered and all were sampled together."""
+        """Waits for the sampled blocks. Returns them if the device has chosen the next forward."""
         ...
 
     def write_pages(self, writes: PageWrites | None) -> None:
         """Stores pages that the host has allocated, once the launched step has run."""
         ...
 
-    def launch_chosen(self, choice: Ints32) -> None:
-        """Launches the forward that the device has chosen at once, if it has a CUDA graph. `launch_next` follows.
+    def launch_next(self) -> StepPlan | None:
+        """Launches the forward that the device has chosen. Call it after `wait`.
 
-        Args:
-            choice: ``SampledBlocks.choice``.
-        """
-        ...
-
-    def launch_next(self, plan: StepPlan) -> None:
-        """Launches the forward of the next step, after `wait`. It reads the tokens that this step has sampled.
-
-        If the step was offered, `plan` is the one that the device has chosen.
+        Returns:
+            Its plan; None: the forward depends on more than the counters, so nothing was launched.
         """
         ...
 
@@ -203,11 +197,9 @@ class ModelRunner:
         self._outputs: list[HostOutput] = []  # host outputs of `_launched`
         self._output_buffer = self.d2h  # buffer through which `_outputs` were copied
         self._eager_reason: EagerReason | None = None  # of its forward
+        self._following: NextStep | None = None  # the next step, if the device chooses its forward
+        self._choice: Ints32 | None = None  # that choice, int32 [HEADER + n] (``kernels.next_segments``)
         self._next: LaunchedForward | None = None  # forward of the next step
-        self._offered: NextStep | None = None
-        num_reqs = max(config.max_num_reqs, 1)  # the warm-up chooses for one
-        self.next_segments = torch.zeros(num_reqs + 1, FIELDS, dtype=torch.int32, device=pool.device)
-        self.choice = torch.zeros(HEADER + num_reqs, dtype=torch.int32, device=pool.device)
 
     @property
     def overlaps(self) -> bool:
@@ -230,11 +222,15 @@ class ModelRunner:
     def write_pages(self, writes: PageWrites | None) -> None:
         self.states.write_pages(writes, self.h2d)
 
-    def launch_chosen(self, choice: Ints32) -> None:
-        pass  # without a graph, nothing is faster than `launch_next`
+    def next_plan(self) -> StepPlan | None:
+        """Returns the plan that `launch_next` launches."""
+        return None if self._following is None or self._choice is None else self._following.plan(self._choice)
 
-    def launch_next(self, plan: StepPlan) -> None:
-        self._next = self._forward(plan)
+    def launch_next(self) -> StepPlan | None:
+        plan = self.next_plan()
+        if plan is not None:
+            self._next = self._forward(plan)
+        return plan
 
     def has_launched(self, plan: StepPlan) -> bool:
         """Returns whether `launch_next` has launched the forward of `plan`."""
@@ -248,39 +244,28 @@ class ModelRunner:
     def must_split(self, blocks: DenoiseBlocks) -> bool:
         return self.batch_invariant and not self.model_step.sampler.is_batch_invariant(blocks)
 
-    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
+    def launch_sampling(self, blocks: DenoiseBlocks | None, following: NextStep | None = None) -> None:
         self.stats.count(self._eager_reason)
-        self._sample_eagerly(blocks)
+        self._begin_sampling(blocks, following)
+        self._sample_eagerly()
 
-    def offer(self, step: NextStep) -> None:
-        if len(self._launched) == 1:
-            self._offered = step
-            self.choose(self._upload(step.outcomes), self._launched[0][2]["numbers"], step.max_rows)
-
-    def _upload(self, outcomes: Ints32) -> torch.Tensor:
-        return self.h2d.to_device({"outcomes": outcomes})["outcomes"]
-
-    def choose(self, outcomes: torch.Tensor, numbers: torch.Tensor, max_rows: int) -> None:
-        """Launches the choice of the next forward (``kernels.next_segments``).
-
-        Args:
-            outcomes: int32 [n, OUTCOMES].
-            numbers: int64 [len(COUNTERS), at least n].
-        """
-        counters = BlockCounters(*(numbers[COUNTERS.index(name), : len(outcomes)] for name in BlockCounters._fields))
-        self.model_step.choose_segments(counters, outcomes, max_rows, self.next_segments, self.choice)
+    def _begin_sampling(self, blocks: DenoiseBlocks | None, following: NextStep | None) -> None:
+        self.blocks, self._launched, self._choice = blocks, [], None
+        together = blocks is not None and not blocks.per_request
+        self._following = following if together else None
 
     def wait(self) -> SampledBlocks | None:
-        choice = {} if self._offered is None else {"choice": self.choice}
+        choice = {} if self._following is None else {"choice": self.model_step.choice}
         self._outputs = [self.d2h.to_host({**output, **choice}) for _, _, output in self._launched]
         self._output_buffer = self.d2h
-        return self._sampled_blocks(self._outputs[0].get("choice")) if self._outputs else None
+        return self._sampled_blocks(self._outputs[0]["choice"]) if choice else None
 
-    def _sampled_blocks(self, choice: npt.NDArray[Any] | None) -> SampledBlocks | None:
-        if self._offered is None or choice is None:
+    def _sampled_blocks(self, choice: npt.NDArray[Any]) -> SampledBlocks | None:
+        if self._following is None:
             return None
-        (output,), n = self._outputs, len(self._offered.batch)
-        return SampledBlocks(output["tokens"][:n], output["state"][:n], choice[: HEADER + n])  # type: ignore[arg-type]
+        (output,), n = self._outputs, len(self._following.batch)
+        self._choice = choice[: HEADER + n]
+        return SampledBlocks(output["tokens"][:n], output["state"][:n])  # type: ignore[arg-type]
 
     def results(self) -> BlockResults:
         blocks, hidden_states = self.blocks, self.hidden_states
@@ -308,7 +293,8 @@ class ModelRunner:
         """Runs a step with the blocks of its plan eagerly; it is not counted."""
         self._write(plan)
         self.hidden_states = ModelRunner._forward(self, plan).hidden_states
-        self._sample_eagerly(plan.blocks)
+        self._begin_sampling(plan.blocks, None)
+        self._sample_eagerly()
         ModelRunner.wait(self)
         return ModelRunner.results(self)
 
@@ -343,12 +329,12 @@ class ModelRunner:
         descriptor, arrays = forward_inputs(plan, page_size=self.pool.page_size, block_size=self.block_size)
         return descriptor, self.h2d.to_device(arrays)
 
-    def _sample_eagerly(self, blocks: DenoiseBlocks | None) -> None:
-        self.blocks, self._launched, self._offered = blocks, [], None
+    def _sample_eagerly(self) -> None:
+        blocks = self.blocks
         if blocks is None:
             return
         for part in blocks.per_request or (blocks,):
-            self._launch_sample(part, *sample_inputs(part, self.states))
+            self._launch_sample(part, *sample_inputs(part, self.states, self._following))
 
     def _launch_sample(self, blocks: DenoiseBlocks, descriptor: SampleDescriptor, arrays: Arrays) -> None:
         assert self.hidden_states is not None
@@ -384,6 +370,9 @@ class ModelStep:
         self.states = states
         kernels = select_kernels(pool.device, pool.dtype)
         self.expand_segments, self.choose_segments = kernels.expand_segments, kernels.choose_segments
+        num_reqs = max(config.max_num_reqs, 1)  # the warm-up chooses for one
+        self.next_segments = torch.zeros(num_reqs + 1, FIELDS, dtype=torch.int32, device=pool.device)
+        self.choice = torch.zeros(HEADER + num_reqs, dtype=torch.int32, device=pool.device)
         self.mask_id = config.mask_id
         self.soft_embedding_chunk_rows = None
         if config.batch_invariant:
@@ -434,12 +423,31 @@ class ModelStep:
     def sample(
         self, descriptor: SampleDescriptor, inputs: Tensors, hidden_states: torch.Tensor, *, graph_safe: bool = False
     ) -> SamplerOutput:
-        """Samples the blocks of a step and applies their unmasking algorithms.
+        """Samples the blocks of a step, applies their unmasking algorithms, and chooses the next forward.
 
         Args:
             hidden_states: [rows, hidden], the result of `forward`.
             graph_safe: see ``SamplingStep``.
         """
+        output = self._sample(descriptor, inputs, hidden_states, graph_safe)
+        if "outcomes" in inputs:
+            self.choose(output["numbers"], inputs["outcomes"], inputs["offer"])
+        return output
+
+    def choose(self, numbers: torch.Tensor, outcomes: torch.Tensor, offer: torch.Tensor) -> None:
+        """Chooses the next forward (``kernels.next_segments``).
+
+        Args:
+            numbers: int64 [len(COUNTERS), at least n].
+            outcomes: int32 [at least n, OUTCOMES].
+            offer: int32 [2].
+        """
+        counters = BlockCounters(*(numbers[COUNTERS.index(name)] for name in BlockCounters._fields))
+        self.choose_segments(counters, outcomes, offer, self.next_segments, self.choice)
+
+    def _sample(
+        self, descriptor: SampleDescriptor, inputs: Tensors, hidden_states: torch.Tensor, graph_safe: bool
+    ) -> SamplerOutput:
         hidden = self.model.final_hidden_states(hidden_states[inputs["rows"]]) if descriptor.rows else hidden_states[:0]
         fused = self._fused_unmask(descriptor, inputs, hidden)
         if fused is not None:

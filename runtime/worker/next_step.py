@@ -40,7 +40,7 @@ class NextStep:
         """Returns the plan of the next forward; None if it depends on more than the counters.
 
         Args:
-            choice: ``SampledBlocks.choice``.
+            choice: int32 [HEADER + n], the choice of the device (``kernels.next_segments``).
         """
         if choice[CHOSEN_ROWS] == UNKNOWN:
             return None

@@ -51,8 +51,9 @@ def warm_up(runner: ModelRunner, *, rows: int, max_seq_len: int, active_lora_mod
     for size in sorted(size for size in sizes if 0 < size < rows):
         _step(runner, size, max_seq_len, active_lora_modules)
     _step(runner, rows, max_seq_len, active_lora_modules)
-    outcomes = torch.zeros(1, OUTCOMES, dtype=torch.int32, device=runner.device)
-    runner.choose(outcomes, torch.zeros(len(COUNTERS), 1, dtype=torch.int64, device=runner.device), 0)
+    numbers = torch.zeros(len(COUNTERS), 1, dtype=torch.int64, device=runner.device)
+    outcomes, offer = (torch.zeros(shape, dtype=torch.int32, device=runner.device) for shape in ((1, OUTCOMES), 2))
+    runner.model_step.choose(numbers, outcomes, offer)
 
 
 def _step(runner: ModelRunner, rows: int, max_seq_len: int, active_lora_modules: int) -> None:

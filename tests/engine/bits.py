@@ -19,6 +19,7 @@ from runtime.scheduling.step_plan import DenoiseBlocks
 from runtime.worker.candidates import CandidateSampler
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.next_step import NextStep
 from tests.golden import GOLDEN
 from tests.server.checkpoint import write_checkpoint
 from tests.worker.replays import Served
@@ -62,11 +63,11 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bits]:
     def watched(kind: type[ModelRunner]) -> None:
         launch_sampling = kind.launch_sampling
 
-        def sampled(self: ModelRunner, blocks: DenoiseBlocks | None) -> None:
+        def sampled(self: ModelRunner, blocks: DenoiseBlocks | None, following: NextStep | None = None) -> None:
             if blocks is not None:
                 assert self.hidden_states is not None
                 hear(self, blocks, self.hidden_states)
-            launch_sampling(self, blocks)
+            launch_sampling(self, blocks, following)
 
         monkeypatch.setattr(kind, "launch_sampling", sampled)
 

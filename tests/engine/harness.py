@@ -29,6 +29,7 @@ from runtime.worker.candidates import SamplerConfig
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly
 from runtime.worker.graph_padding import CaptureSizes
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.next_step import NextStep
 from tests.engine.hash_model import HashedEmbeddings, HashMemory, HashModel, digests, flat, hash_logits
 from tests.oracle.block import Params, banned
 from tests.oracle.block import Shape as OracleShape
@@ -142,10 +143,10 @@ class CheckedRunner(ModelRunner):
             assert cache._refs[page_group] == 1, "the step writes to a shared page"
             assert page_group not in cache._key_of, "the step writes to a final page of the prefix cache"
 
-    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
+    def launch_sampling(self, blocks: DenoiseBlocks | None, following: NextStep | None = None) -> None:
         if blocks is not None:
             self.check_states()
-        super().launch_sampling(blocks)
+        super().launch_sampling(blocks, following)
 
     def check_states(self) -> None:
         """Asserts that the runner has the tokens and states of all requests that were in a step."""
@@ -169,11 +170,13 @@ class CheckedReplayingRunner(CheckedRunner, CudaGraphRunner):
     def began(self, plan: StepPlan) -> bool:
         return self.has_launched(plan)
 
-    def launch_next(self, plan: StepPlan) -> None:
-        self.check(plan)
-        held = {each.req_slot: each.kv.num_allocated_tokens for each in self.engine.scheduler.running}
-        assert all(start + count <= held[slot] for slot, start, count in plan.segments[:, :3].tolist())
-        super().launch_next(plan)
+    def launch_next(self) -> StepPlan | None:
+        plan = self.next_plan()
+        if plan is not None:
+            self.check(plan)
+            held = {each.req_slot: each.kv.num_allocated_tokens for each in self.engine.scheduler.running}
+            assert all(start + count <= held[slot] for slot, start, count in plan.segments[:, :3].tolist())
+        return super().launch_next()
 
 
 def make_engine(setup: Setup, model: Model | None = None) -> Engine:

@@ -48,9 +48,10 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ref[CudaGraphRunner], 
             asked.append((ref(runner), False))
         return wait(runner)
 
-    def launched(runner: CudaGraphRunner, plan: StepPlan) -> None:
-        launch_next(runner, plan)
-        asked[-1] = ref(runner), True
+    def launched(runner: CudaGraphRunner) -> StepPlan | None:
+        plan = launch_next(runner)
+        asked[-1] = ref(runner), plan is not None
+        return plan
 
     monkeypatch.setattr(CudaGraphRunner, "wait", waited)
     monkeypatch.setattr(CudaGraphRunner, "launch_next", launched)

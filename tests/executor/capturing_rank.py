@@ -43,9 +43,9 @@ def capture_on_cpu(patch: pytest.MonkeyPatch, log: Callable[[str], Any], failing
             log(f"{steps[0]} {re.sub(' at 0x[0-9a-f]+', '', str(descriptor))}")
         return launch(self, descriptor, graph, *arguments)
 
-    def counted(self: CudaGraphRunner, blocks: Any) -> None:  # rank 0 may launch a forward early, but no sampling
+    def counted(self: CudaGraphRunner, *arguments: Any) -> None:  # rank 0 may launch a forward early, but no sampling
         steps[0] += 1
-        sample(self, blocks)
+        sample(self, *arguments)
 
     patch.setattr(CudaGraphRunner, "_launch", logged)
     patch.setattr(CudaGraphRunner, "launch_sampling", counted)

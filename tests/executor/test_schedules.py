@@ -127,9 +127,10 @@ def early(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     found: list[None] = []
     launch_next = DistributedRunner.launch_next
 
-    def launched(runner: DistributedRunner, plan: StepPlan) -> None:
-        launch_next(runner, plan)
-        found.append(None)
+    def launched(runner: DistributedRunner) -> StepPlan | None:
+        plan = launch_next(runner)
+        found.extend([None] * (plan is not None))
+        return plan
 
     monkeypatch.setattr(DistributedRunner, "launch_next", launched)
     return found

@@ -45,6 +45,7 @@ from runtime.kernels.moe_router import (
     split_bf16x3,
 )
 from runtime.kernels.next_segments import (
+    CHOSEN_ROWS,
     HEADER,
     UNKNOWN,
     BlockCounters,
@@ -500,13 +501,17 @@ def check_next_segments(ends: Sequence[str], device: str) -> None:
     """Compares `choose_segments` with its reference, for requests whose blocks end like this."""
     n = len(ends)
     outcomes, counters, _ = some_outcomes(ends)
-    for max_rows in (64 * n, 3):
+    for some, max_rows in ((n, 64 * n), (n, 3), (n - 1, 64 * n), (0, 64 * n)):
         made = []
         for choose, place in ((choose_segments_reference, "cpu"), (choose_segments, device)):
             segments = torch.full((n + 2, FIELDS), 7, dtype=torch.int32, device=place)
             choice = torch.full((HEADER + n + 1,), 7, dtype=torch.int32, device=place)
-            choose(BlockCounters(*counters.to(place)), outcomes.to(place), max_rows, segments, choice)
-            made.append((segments.cpu(), choice.cpu()))
+            offer = torch.tensor([some, max_rows], dtype=torch.int32, device=place)
+            choose(BlockCounters(*counters.to(place)), outcomes.to(place), offer, segments, choice)
+            valid = (
+                1 if choice[CHOSEN_ROWS] == UNKNOWN else len(choice)
+            )  # of an unknown forward, the rest has no meaning
+            made.append((segments.cpu(), choice[:valid].cpu()))
         assert torch.equal(made[0][0], made[1][0])
         assert torch.equal(made[0][1], made[1][1])
 

@@ -473,8 +473,8 @@ def test_expand_segments():
 
 def test_choose_segments():
     types = typed(
-        pi64="masks_ptr first_masked_ptr first_eos_ptr finished_ptr", pi32="outcomes_ptr segments_ptr choice_ptr",
-        i32="n max_rows",
+        pi64="masks_ptr first_masked_ptr first_eos_ptr finished_ptr",
+        pi32="outcomes_ptr offer_ptr segments_ptr choice_ptr",
     )  # fmt: skip
     constants = {
         "ENDS": next_segments.ENDS, "FIELDS": segments.FIELDS, "HEADER": next_segments.HEADER, "MAX_TILE_ROWS": 256,

@@ -140,7 +140,8 @@ def test_next_segments(ends, max_rows):
     outcomes, counters, final = some_outcomes(ends)
     segments = torch.full((len(ends) + 2, FIELDS), 7, dtype=torch.int32)
     choice = torch.full((HEADER + len(ends),), 7, dtype=torch.int32)
-    choose_segments_reference(BlockCounters(*counters), outcomes, max_rows, segments, choice)
+    offer = torch.tensor([len(ends), max_rows], dtype=torch.int32)
+    choose_segments_reference(BlockCounters(*counters), outcomes, offer, segments, choice)
     pairs = outcomes[:, len(BlockEnd._fields) :].view(-1, 2, FIELDS)
     chosen = [pair[int(one or 0)].tolist() for pair, one in zip(pairs, final, strict=True)]
     counts = [Segment(*one).count for one in chosen]

@@ -208,9 +208,10 @@ def test_the_next_forward_is_launched_early_although_tools_may_be_called(monkeyp
     launched = []
     launch_next = CudaGraphRunner.launch_next
 
-    def launch(runner: CudaGraphRunner, plan: StepPlan) -> None:
-        launched.append(runner)
-        launch_next(runner, plan)
+    def launch(runner: CudaGraphRunner) -> StepPlan | None:
+        plan = launch_next(runner)
+        launched.extend([runner] * (plan is not None))
+        return plan
 
     monkeypatch.setattr(CudaGraphRunner, "launch_next", launch)
     slow = decoding_of(Params(max_tokens=36, accept_threshold=1.0, ignore_eos=True))

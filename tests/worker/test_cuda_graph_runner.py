@@ -347,7 +347,7 @@ def test_rank_0_sends_a_capture_before_its_own() -> None:
     class Rank:
         stats = RunnerStats()
         overlaps = launches_next = False
-        must_split = results = offer = launch_chosen = None
+        must_split = results = None
 
         def capture_next(self) -> int:
             events.append("capture")

@@ -27,7 +27,6 @@ from runtime.scheduling.step_plan import (
     UNMASKED,
     BlockResults,
     DenoiseBlocks,
-    Ints32,
     PageWrites,
     StepPlan,
 )
@@ -58,7 +57,7 @@ class FillingRunner:
     def must_split(self, blocks: DenoiseBlocks) -> bool:
         return False
 
-    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
+    def launch_sampling(self, blocks: DenoiseBlocks | None, following: NextStep | None = None) -> None:
         started = time.perf_counter()
         self.filled = self._fill(blocks)
         self.seconds += time.perf_counter() - started
@@ -69,13 +68,7 @@ class FillingRunner:
     def write_pages(self, writes: PageWrites | None) -> None:
         pass
 
-    def offer(self, step: NextStep) -> None:
-        raise NotImplementedError
-
-    def launch_chosen(self, choice: Ints32) -> None:
-        raise NotImplementedError
-
-    def launch_next(self, plan: StepPlan) -> None:
+    def launch_next(self) -> StepPlan | None:
         raise NotImplementedError
 
     def capture_next(self) -> int:
