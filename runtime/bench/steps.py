@@ -35,6 +35,7 @@ from runtime.layers.attention import attention_names
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
+from runtime.models.block_size import resolve_block_size
 from runtime.parameters.weight import named_weights
 from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.scheduling.lora_manager import LoRAManager
@@ -43,6 +44,7 @@ from runtime.scheduling.strategy import DecodingContext, Strategy
 from runtime.strategies.registry import make_strategy, strategies_supporting
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_model
+from runtime.weights.repository import repository_names
 from runtime.worker.candidates import SamplerConfig
 from runtime.worker.model_runner import ModelRunner
 
@@ -215,6 +217,9 @@ def _set_up(args: argparse.Namespace, group: TensorParallelGroup) -> _Setup:
     family = resolve_family(None, config)
     arch = family.parse(config)
     model_info = family.facts(arch)
+    if checkpoint is not None:
+        names = repository_names(args.model, checkpoint.path, config)
+        args.block_size = resolve_block_size(args.block_size, family, model_info, config, names).tokens
     strategy = _strategy(family, model_info, args)
     model = (
         random_model(config, build, check=check_weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from runtime.errors import ConfigError
 from runtime.kernels.compiler import KernelCompiler
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
+from runtime.models.block_size import resolve_block_size
 from runtime.parameters.weight import named_weights
 from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.request.engine_messages import EngineInfo, StructuredLimits
@@ -31,8 +33,11 @@ from runtime.structured_output.grammar_cache import create_grammar_cache
 from runtime.weights.checkpoint import Checkpoint, resolve_checkpoint
 from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
+from runtime.weights.repository import repository_names
 from runtime.weights.special_tokens import TokenIds, resolve_token_ids
 from runtime.worker.memory import RankDevice, build_model_runner
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_LEN = 4096
 
@@ -61,8 +66,12 @@ def load_engine(
     device, dtype = _device(config), _dtype(config)
     arch = family.parse(checkpoint.config)
     facts = family.facts(arch)
-    context = _context(config, facts)
+    names = repository_names(config.model, checkpoint.path, checkpoint.config)
+    block_size = resolve_block_size(config.block_size, family, facts, checkpoint.config, names)
+    context = _context(config, facts, block_size.tokens)
     strategy = _strategy(config, family, context)
+    if group.rank == 0:
+        log.info("block size %d, from %s", block_size.tokens, block_size.source)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     with contextlib.closing(KernelCompiler(device)) as compiler:
         if config.compile_mode is None:  # `build_model_runner` does not use the compiler with torch.compile
@@ -116,13 +125,13 @@ def _strategy_key(config: EngineConfig, family: ModelFamily[Any]) -> str:
     return config.decoding_strategy or family.strategies[0]
 
 
-def _context(config: EngineConfig, facts: ModelInfo) -> DecodingContext:
+def _context(config: EngineConfig, facts: ModelInfo, block_size: int) -> DecodingContext:
     limit = facts.max_positions
     max_model_len = config.max_model_len or min(facts.max_model_len or DEFAULT_MODEL_LEN, limit)
     if max_model_len > limit:
         raise ConfigError(f"--max-model-len {max_model_len} is more than the checkpoint's limit of {limit} positions")
     return DecodingContext(
-        block_size=config.block_size or facts.block_size,
+        block_size=block_size,
         buffer_size=config.buffer_size,
         prefix_caching=not config.disable_prefix_caching,
         max_model_len=max_model_len,

@@ -175,6 +175,7 @@ class ModelFamily(Generic[Arch]):
         weights: architecture -> the ``WeightMap`` of checkpoint tensors (runtime/models/base.py).
         turn_end_tokens, mask_tokens: looked up in the tokenizer by their text.
         mask_id, eos_ids: ids of the published checkpoints, for checkpoints whose files name none.
+        block_size_in_name: the end of a repository's name may have the block size, such as ``-b32``.
         masks: editable positions hold the mask; otherwise they hold noise, and there is no mask.
         generation: defaults of decoding fields from generation_config.json, or raises ConfigError.
         tool_calls, reasoning: formats of tool calls and reasoning (``runtime.parsers``); "" for no reasoning.
@@ -197,6 +198,7 @@ class ModelFamily(Generic[Arch]):
     mask_tokens: tuple[str, ...] = ()
     mask_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    block_size_in_name: bool = False
     masks: bool = True
     generation: Callable[[Mapping[str, Any]], Mapping[str, Value]] = lambda config: {}
     tool_calls: str = "hermes"

@@ -19,6 +19,7 @@ SDAR = register_family(
         mask_tokens=("<|MASK|>", "<|mask|>"),
         mask_id=151669,
         eos_ids=(151643, 151645),
+        block_size_in_name=True,
         reasoning="think",
     )
 )
