@@ -59,8 +59,8 @@ class EngineConfig:
         metavar="STRATEGY",
     )
     sampling_mode: Literal["naive", "edit"] | None = _model(
-        "edit allows the revision of unmasked tokens, and makes edit the default algorithm; default: naive, if "
-        "the family supports it"
+        "edit allows the revision of unmasked tokens, and makes edit the default algorithm; default: edit for "
+        "LLaDA2.2, and for LLaDA2.1 by its name, else naive"
     )
     mask_token_id: int | None = _model(
         "id of the mask token; default: that of config.json, else of the tokenizer, else of the family", low=0
@@ -162,9 +162,11 @@ class EngineConfig:
         "progress of a block at which the next block may force a token; default: 0.9 (d2f: 0.95)"
     )
     accept_threshold: float | None = _fraction(
-        "confidence above which a token is accepted; default: that of the family, else 0.9 (dmax: 0.5)"
+        "confidence above which a token is accepted; default: that of the model, else 0.9 (dmax: 0.5)"
     )
-    edit_threshold: float | None = _fraction("confidence above which edit replaces an unmasked token; default: 0")
+    edit_threshold: float | None = _fraction(
+        "confidence above which edit replaces an unmasked token; default: that of the model, else 0"
+    )
     remask_threshold: float | None = _fraction(
         "confidence below which threshold masks an unmasked token again; default: 0 (never)"
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from runtime.algorithms import base
@@ -11,12 +12,21 @@ from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
 from runtime.errors import ConfigError, RequestError
 from runtime.models.base import ModelFamily, ModelInfo
+from runtime.models.published import SAMPLING, PublishedDefaults
 from runtime.request.field_spec import AlgorithmInfo, Field, Value, with_defaults
 from runtime.request.validation import check_declared
 from runtime.scheduling.strategy import Strategy
 from runtime.weights.special_tokens import TokenIds
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CheckpointDefaults:
+    """Defaults that come with a checkpoint: the published ones, and the content of generation_config.json."""
+
+    published: PublishedDefaults
+    generation: Mapping[str, Any]
 
 
 def read_edit_tokens(facts: ModelInfo, ids: TokenIds) -> base.EditTokens | None:
@@ -45,7 +55,7 @@ def read_edit_tokens(facts: ModelInfo, ids: TokenIds) -> base.EditTokens | None:
 def request_defaults(
     config: EngineConfig,
     family: ModelFamily[Any],
-    generation: Mapping[str, Any],
+    defaults: CheckpointDefaults,
     strategy: Strategy,
     key: str,
     block_size: int,
@@ -53,23 +63,23 @@ def request_defaults(
 ) -> dict[str, Any]:
     """Returns fields of EngineInfo: what requests may set, and the defaults.
 
-    A default is the first that exists of: the server's flag, the default of the strategy, the checkpoint or the family,
-    and the default that the algorithm or strategy declares.
+    A default is the first that exists of: the server's flag, the default of the strategy, that of the repository or the
+    family (``models.published``), generation_config.json, and the default that the algorithm or strategy declares.
 
     Args:
-        generation: content of generation_config.json.
         key: key of the strategy, as in --decoding-strategy.
 
     Raises:
         ConfigError: a flag is not supported by this strategy, or no algorithm is.
     """
-    model_defaults: dict[str, Value] = {"accept_threshold": family.accept_threshold}
-    model_defaults |= family.generation(generation)
-    mode = _sampling_mode(config, family)
+    published = defaults.published
+    from_generation_config = family.generation(defaults.generation)
+    mode = _sampling_mode(config, family, published)
 
-    def served(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    def served(fields: tuple[Field, ...], algorithm: str = "") -> tuple[Field, ...]:
         flags = {f.name: value for f in fields if (value := _flag(config, f)) is not None}
-        return with_defaults(fields, block_size, flags, strategy.defaults, model_defaults)
+        sources = (flags, strategy.defaults, published.fields_of(algorithm), from_generation_config)
+        return with_defaults(fields, block_size, *sources)
 
     if mode != "edit" and all(rule.edits for rule in base.algorithms_for(key)):
         raise ConfigError(f"--decoding-strategy {key} needs --sampling-mode edit")
@@ -77,18 +87,15 @@ def request_defaults(
     fields = [*strategy.fields, *(field for rule in supported for field in rule.fields)]
     _check_used(config, f"{key} of the {family.key} family", fields)
     preferred = "edit" if mode == "edit" else "threshold"
-    if (penalty := generation.get("repetition_penalty")) not in (None, 1):
+    if (penalty := defaults.generation.get("repetition_penalty")) not in (None, 1):
         log.warning("generation_config.json: repetition_penalty %r is not applied; set it in requests", penalty)
     return {
-        "temperature": _generation(generation, "temperature", 0, 100, greedy=1.0 if strategy.uniform_noise else 0.0),
-        "top_p": _generation(generation, "top_p", 0, 1, greedy=1.0),
-        "top_k": int(_generation(generation, "top_k", -1, 2**31, greedy=0.0, integer=True)),
-        "min_p": _generation(generation, "min_p", 0, 1, greedy=0.0),
+        **_sampling(family, defaults, greedy=1.0 if strategy.uniform_noise else 0.0),
         "strategy_fields": list(served(strategy.fields)),
         "algorithms": [
             AlgorithmInfo(
                 key=rule.key,
-                fields=served(rule.fields),
+                fields=served(rule.fields, rule.key),
                 modes=rule.modes,
                 supports_grammar=rule.supports_grammar,
                 reorders_tokens=rule.reorders_tokens,
@@ -122,9 +129,9 @@ def supported_algorithms(
     return [rule for rule in algorithms if ("edit" if rule.edits else "naive") in family.sampling_modes]
 
 
-def _sampling_mode(config: EngineConfig, family: ModelFamily[Any]) -> str:
-    """Returns the mode of the flag, otherwise the first one of the family."""
-    mode = config.sampling_mode or family.sampling_modes[0]
+def _sampling_mode(config: EngineConfig, family: ModelFamily[Any], published: PublishedDefaults) -> str:
+    """Returns the mode of the flag, otherwise that of the repository, otherwise the first one of the family."""
+    mode = config.sampling_mode or published.sampling_mode or family.sampling_modes[0]
     if mode not in family.sampling_modes:
         raise ConfigError(
             f"--sampling-mode {mode}: the {family.key} family has only {', '.join(family.sampling_modes)}"
@@ -132,6 +139,25 @@ def _sampling_mode(config: EngineConfig, family: ModelFamily[Any]) -> str:
     if config.model_name in family.needs_edit and mode != "edit":
         raise ConfigError(f"--model-name {config.model_name} needs --sampling-mode edit")
     return mode
+
+
+def _sampling(family: ModelFamily[Any], defaults: CheckpointDefaults, greedy: float) -> dict[str, float]:
+    """Returns the defaults of sampling. `greedy`: the temperature if nothing is sampled."""
+    published, generation = defaults.published.sampling, defaults.generation
+    ignored = {name: generation[name] for name in SAMPLING if name in published and generation.get(name) is not None}
+    if generation.get("do_sample", True) and any(value != published[name] for name, value in ignored.items()):
+        values = ", ".join(f"{name} {value!r}" for name, value in ignored.items())
+        log.info(
+            "generation_config.json: %s ignored: only EOS ids of it are used in the %s family; set them in requests",
+            values, family.key,
+        )  # fmt: skip
+    found: dict[str, Callable[[], float]] = {
+        "temperature": lambda: _generation(generation, "temperature", 0, 100, greedy=greedy),
+        "top_p": lambda: _generation(generation, "top_p", 0, 1, greedy=1.0),
+        "top_k": lambda: int(_generation(generation, "top_k", -1, 2**31, greedy=0.0, integer=True)),
+        "min_p": lambda: _generation(generation, "min_p", 0, 1, greedy=0.0),
+    }
+    return {name: published[name] if name in published else read() for name, read in found.items()}
 
 
 def _generation(

@@ -17,12 +17,13 @@ from runtime.config import EngineConfig
 from runtime.distributed.gpu import require_gpu
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.engine import Engine
-from runtime.engine.request_defaults import read_edit_tokens, request_defaults
+from runtime.engine.request_defaults import CheckpointDefaults, read_edit_tokens, request_defaults
 from runtime.errors import ConfigError
 from runtime.kernels.compiler import KernelCompiler
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
 from runtime.models.block_size import resolve_block_size
+from runtime.models.published import published_defaults
 from runtime.parameters.weight import named_weights
 from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.request.engine_messages import EngineInfo, StructuredLimits
@@ -66,7 +67,8 @@ def load_engine(
     device, dtype = _device(config), _dtype(config)
     arch = family.parse(checkpoint.config)
     facts = family.facts(arch)
-    names = repository_names(config.model, checkpoint.path, checkpoint.config)
+    names = (*filter(None, [config.model_name]), *repository_names(config.model, checkpoint.path, checkpoint.config))
+    defaults = CheckpointDefaults(published_defaults(family.key, names), checkpoint.generation_config)
     block_size = resolve_block_size(config.block_size, family, facts, checkpoint.config, names)
     context = _context(config, facts, block_size.tokens)
     strategy = _strategy(config, family, context)
@@ -81,7 +83,7 @@ def load_engine(
             skip_tokenizer=config.skip_tokenizer,
         )  # fmt: skip
         rank = RankDevice(device, dtype, group, free_at_start, compiler)
-        info = _info(config, _Source(checkpoint, family, facts, ids), context, strategy, rank)
+        info = _info(config, _Source(checkpoint, family, facts, ids, defaults), context, strategy, rank)
         lora = make_lora_setup(config, family, arch, dtype, device)
         expert_parallel = config.expert_parallel_size > 1
         build = LayerFactory.create(
@@ -176,6 +178,7 @@ class _Source:
     family: ModelFamily[Any]
     facts: ModelInfo
     ids: TokenIds
+    defaults: CheckpointDefaults
 
 
 def _info(
@@ -233,5 +236,5 @@ def _info(
             max_run=config.structured_max_run,
         ),
         structured_output_error=_structured_output_unavailable_reason(config, strategy, key, ids),
-        **request_defaults(config, family, checkpoint.generation_config, strategy, key, block_size, edit_tokens),
+        **request_defaults(config, family, source.defaults, strategy, key, block_size, edit_tokens),
     )

@@ -177,7 +177,8 @@ class ModelFamily(Generic[Arch]):
         mask_id, eos_ids: ids of the published checkpoints, for checkpoints whose files name none.
         block_size_in_name: the end of a repository's name may have the block size, such as ``-b32``.
         masks: editable positions hold the mask; otherwise they hold noise, and there is no mask.
-        generation: defaults of decoding fields from generation_config.json, or raises ConfigError.
+        generation: defaults of decoding fields, also from generation_config.json, or raises ConfigError. Those of
+            published.toml precede them.
         tool_calls, reasoning: formats of tool calls and reasoning (``runtime.parsers``); "" for no reasoning.
         needs_edit: aliases that require --sampling-mode edit.
         same_config_as: key of the family that recognizes this family's config.json; it is selected by name only.
@@ -193,7 +194,6 @@ class ModelFamily(Generic[Arch]):
     strategies: tuple[str, ...]
     architectures: tuple[str, ...] = ()
     sampling_modes: tuple[str, ...] = ("naive",)
-    accept_threshold: float = 0.9
     turn_end_tokens: tuple[str, ...] = ()
     mask_tokens: tuple[str, ...] = ()
     mask_id: int | None = None

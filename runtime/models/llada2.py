@@ -163,7 +163,6 @@ LLADA2 = register_family(
         weights=weights,
         strategies=("multi_bd", "dmax"),
         sampling_modes=("naive", "edit"),
-        accept_threshold=0.95,
         turn_end_tokens=("<|role_end|>",),
         mask_tokens=("<|mask|>",),
         mask_id=156895,

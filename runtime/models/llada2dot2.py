@@ -34,7 +34,6 @@ LLADA2DOT2 = register_family(
         facts=model_info,
         strategies=("multi_bd",),
         sampling_modes=("edit",),
-        accept_threshold=0.5,
         eos_ids=(156892, 156900),
         needs_edit=frozenset(),
     )

@@ -42,7 +42,9 @@ GREEDY_BELOW = 1e-6  # lower temperatures are treated as 0: dividing logits by t
 MAX_TOKENS_PER_STEP = 4096
 TOO_LONG = "context_length_exceeded"  # OpenAI's code
 # Values that override defaults of the server: forced tokens stay, and every step forwards the complete context.
-SCORING_VALUES: dict[str, Value] = {"remask_threshold": 0.0, "cache": "none", "block_cache": False}
+SCORING_VALUES: dict[str, Value] = {
+    "remask_threshold": 0.0, "cache": "none", "block_cache": False, SUPPRESS_EOS: "none",
+}  # fmt: skip
 
 
 def resolve_logits_processors(
@@ -179,6 +181,10 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
     decoding = resolve_decoding(params, info, len(ids), max_tokens, at("decoding"))
     pinned_tokens = context.pinned_tokens
     is_infill = pinned_tokens is not None
+    if is_infill:
+        decoding = _with_suppress_eos(decoding, params, "logits")
+    elif params.structured_outputs is not None or context.grammar:
+        decoding = _with_suppress_eos(decoding, params, "none")  # the grammar determines the end
     return RequestSpec(
         id=context.id,
         prompt=ids,
@@ -193,7 +199,7 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
         logits_processors=resolve_logits_processors(params, max_tokens, decoding, info, at, is_infill=is_infill),
         max_nfe=params.max_nfe,
         max_repetition_run=params.max_repetition_run,
-        decoding=_without_eos(decoding) if is_infill else decoding,
+        decoding=decoding,
         logprobs=_logprobs(params, decoding, info, at("logprobs"), is_infill=is_infill),
         grammar=(grammar := _grammar(params, decoding, info, at, context.grammar, is_infill=is_infill)),
         structured=_structured_limits(params, info) if grammar else None,
@@ -288,11 +294,12 @@ def _check_no_reordering(decoding: DecodingParams, info: EngineInfo, param: str)
         raise refuse(param, why)
 
 
-def _without_eos(decoding: DecodingParams) -> DecodingParams:
-    """Suppresses end-of-sequence tokens, if the algorithm supports it and the request does not set it."""
-    if decoding.values.get(SUPPRESS_EOS) != "none":
+def _with_suppress_eos(decoding: DecodingParams, params: SamplingParams, value: str) -> DecodingParams:
+    """Sets the field, if the algorithm has it and the request does not set it to another value than "none"."""
+    set_by_request = params.decoding.get(SUPPRESS_EOS) if isinstance(params.decoding, Mapping) else None
+    if SUPPRESS_EOS not in decoding.values or set_by_request not in (None, "none"):
         return decoding
-    return msgspec.structs.replace(decoding, values=decoding.values | {SUPPRESS_EOS: "logits"})
+    return msgspec.structs.replace(decoding, values=decoding.values | {SUPPRESS_EOS: value})
 
 
 def expand_choices(spec: RequestSpec, n: int) -> list[RequestSpec]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from runtime.algorithms.base import algorithm_keys
+from runtime.algorithms.base import ACCEPT, algorithm_keys
 from runtime.bench.model_shapes import ARCHITECTURES
 from runtime.engine.request_defaults import supported_algorithms
 from runtime.engine.setup import DEFAULT_MODEL_LEN
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import ModelFamily, families, resolve_family
+from runtime.models.published import SAMPLING, Entry, entries, published_defaults
 from runtime.parameters.weight import named_weights
 from runtime.scheduling.strategy import DecodingContext, Strategy
 from runtime.strategies.registry import make_strategy, strategies, strategies_supporting
@@ -44,7 +46,8 @@ def fits() -> list[tuple[ModelFamily[Any], Strategy, str]]:
 
 def _defaults(family: ModelFamily[Any], strategy: Strategy, key: str) -> str:
     """Returns the cells after those of the strategies."""
-    threshold = strategy.defaults.get("accept_threshold", family.accept_threshold)
+    own = published_defaults(family.key, ()).fields.get("accept_threshold", ACCEPT.default)
+    threshold = strategy.defaults.get("accept_threshold", own)
     mask = "none" if not family.masks else "from the checkpoint" if family.mask_id is None else f"{family.mask_id}"
     turn_ends = [f"`{word}`".replace("|", "\\|") for word in family.turn_end_tokens]
     ends = ", ".join([*map(str, family.eos_ids), *turn_ends]) or "from the checkpoint"
@@ -91,7 +94,38 @@ def _shape_row(name: str) -> str:
     )
 
 
-TABLES = {"families": family_table, "shapes": shape_table}
+def published_table() -> str:
+    """Returns the table of published settings, and of what the server uses."""
+    rows = [f"| {_checkpoints(entry)} | {_published(entry)} | {_served(entry)} |" for entry in entries()]
+    return "\n".join(["| Checkpoints | Published | Defaults of the server |", "|---|---|---|", *rows])
+
+
+def _checkpoints(entry: Entry) -> str:
+    named = "" if entry.repository is None else f", named `{entry.repository}`".replace("|", "\\|")
+    return f"`{entry.family}`{named}"
+
+
+def _published(entry: Entry) -> str:
+    return "; ".join(
+        f"{each['source']}: {_values({key: value for key, value in each.items() if key != 'source'})}"
+        for each in entry.published
+    )
+
+
+def _served(entry: Entry) -> str:
+    """Returns the defaults of an entry. Those of sampling, which are all greedy, are one word."""
+    shown = {key: value for key, value in entry.served.items() if key not in SAMPLING}
+    greedy = ["greedy"] if entry.served.get("temperature") == 0 else []
+    general = {key: value for key, value in shown.items() if not isinstance(value, dict)}
+    own = [f"with `{key}` {_values(value)}" for key, value in shown.items() if isinstance(value, dict)]
+    return ", ".join([*greedy, *filter(None, [_values(general)]), *own])
+
+
+def _values(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}` {value}" for key, value in fields.items())
+
+
+TABLES = {"families": family_table, "published": published_table, "shapes": shape_table}
 
 
 def with_tables(page: str) -> str:

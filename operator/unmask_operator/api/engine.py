@@ -34,10 +34,11 @@ class Thresholds(Section):
         "semi-complete-threshold", "Progress of a block at which the next block may force a token. Default: 0.9."
     )
     accept: float | None = flag_field(
-        "accept-threshold", "Confidence above which a token is accepted. Default: the model family's default, else 0.9."
+        "accept-threshold", "Confidence above which a token is accepted. Default: that of the model, else 0.9."
     )
     edit: float | None = flag_field(
-        "edit-threshold", "Confidence above which the edit algorithm replaces an unmasked token. Default: 0."
+        "edit-threshold",
+        "Confidence above which the edit algorithm replaces an unmasked token. Default: that of the model, else 0.",
     )
     remask: float | None = flag_field(
         "remask-threshold", "Confidence below which an unmasked token is masked again. Default: 0 (never)."
@@ -56,7 +57,7 @@ class Engine(Section):
     sampling_mode: Literal["Naive", "Edit"] | None = flag_field(
         "sampling-mode",
         "Edit allows the revision of unmasked tokens and makes edit the default algorithm. Default: "
-        "Naive, if the model family supports it.",
+        "Edit for LLaDA2.2, and for LLaDA2.1 by its name, else Naive.",
     )
     block_size: int | None = flag_field(
         "block-size", "Tokens per block. Default: the checkpoint's value, else the model family's.", high=4096

@@ -1,0 +1,92 @@
+"""Defaults of published checkpoints, from ``published.toml``, by family and by the name of the repository."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from runtime.request.field_spec import Value
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of ``published.toml``.
+
+    Attributes:
+        repository: regular expression; None: all checkpoints of the family.
+        served: the server's defaults.
+        published: settings of the authors; each has a `source`.
+    """
+
+    family: str
+    repository: str | None = None
+    served: Mapping[str, Any] = field(default_factory=dict)
+    published: Sequence[Mapping[str, Any]] = ()
+
+    def names(self, name: str) -> bool:
+        """Whether the entry is for the repository `name`, with or without its organization."""
+        return self.repository is not None and bool(re.search(self.repository, name.rpartition("/")[2], re.IGNORECASE))
+
+
+@dataclass(frozen=True)
+class PublishedDefaults:
+    """The server's defaults for a checkpoint. A field that is absent has no such default.
+
+    Attributes:
+        sampling_mode: default of --sampling-mode.
+        sampling: defaults of `SAMPLING`. They precede generation_config.json.
+        fields: defaults of fields of ``decoding``.
+        algorithm_fields: those of one algorithm, by its key. They precede `fields`.
+        repository: name that selected entries of its own; None: only those of the family apply.
+    """
+
+    sampling_mode: str | None
+    sampling: Mapping[str, float]
+    fields: Mapping[str, Value]
+    algorithm_fields: Mapping[str, Mapping[str, Value]]
+    repository: str | None
+
+    def fields_of(self, algorithm: str) -> Mapping[str, Value]:
+        """Returns the defaults of the fields of an algorithm."""
+        return {**self.fields, **self.algorithm_fields.get(algorithm, {})}
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    """Returns the entries of ``published.toml``, in its order."""
+    text = Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
+    return tuple(Entry(**entry) for entry in tomllib.loads(text)["entry"])
+
+
+def published_defaults(family: str, names: Sequence[str]) -> PublishedDefaults:
+    """Returns the defaults of a checkpoint.
+
+    Args:
+        family: key of the family.
+        names: names of the repository (``weights.repository``). The first that an entry of the family is for counts.
+    """
+    own = [entry for entry in entries() if entry.family == family]
+    name = next((name for name in names if any(entry.names(name) for entry in own)), None)
+    served: dict[str, Any] = {}
+    algorithm_fields: dict[str, dict[str, Value]] = {}
+    for entry in sorted(own, key=lambda entry: entry.repository is not None):
+        if entry.repository is None or (name is not None and entry.names(name)):
+            for key, value in entry.served.items():
+                if isinstance(value, dict):
+                    algorithm_fields[key] = algorithm_fields.get(key, {}) | value
+                else:
+                    served[key] = value
+    return PublishedDefaults(
+        sampling_mode=served.pop("sampling_mode", None),
+        sampling={key: served.pop(key) for key in SAMPLING if key in served},
+        fields=served,
+        algorithm_fields=algorithm_fields,
+        repository=name,
+    )
