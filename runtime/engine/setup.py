@@ -23,6 +23,7 @@ from runtime.kernels.compiler import KernelCompiler
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
 from runtime.models.block_size import resolve_block_size
+from runtime.models.look_alikes import check_look_alikes
 from runtime.models.published import published_defaults
 from runtime.parameters.weight import named_weights
 from runtime.quantization.checkpoint.scheme import quantization_of
@@ -63,11 +64,12 @@ def load_engine(
         ConfigError: a flag or the checkpoint is not supported.
     """
     checkpoint = resolve_checkpoint(config.model, progress)
+    names = (*filter(None, [config.model_name]), *repository_names(config.model, checkpoint.path, checkpoint.config))
+    check_look_alikes(checkpoint.config, names, config.sampling_mode)
     family = resolve_family(config.model_name, checkpoint.config)
     device, dtype = _device(config), _dtype(config)
     arch = family.parse(checkpoint.config)
     facts = family.facts(arch)
-    names = (*filter(None, [config.model_name]), *repository_names(config.model, checkpoint.path, checkpoint.config))
     defaults = CheckpointDefaults(published_defaults(family.key, names), checkpoint.generation_config)
     block_size = resolve_block_size(config.block_size, family, facts, checkpoint.config, names)
     context = _context(config, facts, block_size.tokens)
