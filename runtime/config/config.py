@@ -154,6 +154,10 @@ class EngineConfig:
     max_lora_rank: int | None = _adapters(
         "maximum rank of an adapter; default: the largest of --lora, at least 16", low=1, high=512
     )
+    decoding: str | None = _decoding(
+        "defaults of the fields of `decoding`, for clients that cannot send them: a JSON object as in requests",
+        type="json",
+    )
     # Decoding defaults of the server. None: the default of the family, else that of docs/guide/decoding.md.
     add_block_threshold: float | None = _fraction(
         "progress of the newest block at which the next block opens; default: 0.1"

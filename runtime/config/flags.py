@@ -6,9 +6,10 @@ torch.
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -33,6 +34,7 @@ class Flag:
         default: ``None`` means "decided at start".
         many: The value is a tuple, and the flag may be repeated. With `comma` one value may have several elements.
         low, high: Inclusive bounds of a number; `above_low` makes the lower bound exclusive.
+        type: The value of "json" is an object, from JSON text or a mapping. It is stored as JSON text.
         synonyms: Other spellings of values, each with the value that it stands for.
         secret: The value is not printed.
     """
@@ -40,7 +42,7 @@ class Flag:
     name: str
     group: str
     help: str
-    type: Literal["str", "int", "float", "bool"] = "str"
+    type: Literal["str", "int", "float", "bool", "json"] = "str"
     default: Any = None
     choices: tuple[str, ...] = ()
     synonyms: tuple[tuple[str, str], ...] = ()
@@ -170,6 +172,8 @@ def _check_one(flag: Flag, value: Any, where: str) -> Any:
             number: float = _to_int(value, wrong)
         case "float":
             number = _to_float(value, wrong)
+        case "json":
+            return _to_json(value, wrong)
         case _:
             return _to_text(flag, value, where, shown, wrong)
     too_low = flag.low is not None and (number < flag.low or (flag.above_low and number == flag.low))
@@ -184,6 +188,23 @@ def _to_bool(value: Any, wrong: ConfigError) -> bool:
     if isinstance(value, str) and value.lower() in _TRUE + _FALSE:
         return value.lower() in _TRUE
     raise wrong
+
+
+def _to_json(value: Any, wrong: ConfigError) -> str:
+    try:
+        found = json.loads(value, object_pairs_hook=_without_duplicates) if isinstance(value, str) else value
+        if not isinstance(found, Mapping):
+            raise wrong
+        return json.dumps(dict(found))
+    except (TypeError, ValueError, RecursionError):
+        raise wrong from None
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
 
 
 def _to_int(value: Any, wrong: ConfigError) -> int:
@@ -223,6 +244,8 @@ def _describe(flag: Flag) -> str:
         return "true or false"
     if flag.type == "str":
         return "printable text"
+    if flag.type == "json":
+        return "a JSON object with each name once"
     noun = "a whole number" if flag.type == "int" else "a finite number"
     low = "" if flag.low is None else f" {'above' if flag.above_low else 'of at least'} {flag.low:g}"
     if flag.high is None:

@@ -83,7 +83,7 @@ def build_parser(*, common_only: bool = False) -> argparse.ArgumentParser:
     return parser
 
 
-_METAVAR = {"str": "TEXT", "int": "N", "float": "X"}
+_METAVAR = {"json": "JSON", "str": "TEXT", "int": "N", "float": "X"}
 
 
 def _help(flag: Flag) -> str:
@@ -214,7 +214,7 @@ def from_file(path: Path) -> dict[str, tuple[Any, str]]:
             raise ConfigError(f"{where}: no such flag" + did_you_mean(str(key), list(BY_SPELLING)))
         if flag.dest in found:
             raise ConfigError(f"{where}: sets the same flag as {found[flag.dest][1]}; keep one of them")
-        if isinstance(value, dict) or (isinstance(value, list) and not flag.many):
+        if (isinstance(value, dict) and flag.type != "json") or (isinstance(value, list) and not flag.many):
             shown = "the given value" if flag.secret else repr(value)
             raise ConfigError(f"{where}: {shown} is not a single value")
         found[flag.dest] = (value, where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from runtime.config.flags import DECODING
 from runtime.errors import ConfigError, RequestError
 from runtime.models.base import ModelFamily, ModelInfo
 from runtime.models.published import SAMPLING, PublishedDefaults
+from runtime.request.decoding import with_decoding_defaults
+from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import AlgorithmInfo, Field, Value, with_defaults
 from runtime.request.validation import check_declared
 from runtime.scheduling.strategy import Strategy
@@ -106,6 +109,31 @@ def request_defaults(
     }
 
 
+def with_decoding_flag(config: EngineConfig, info: EngineInfo) -> EngineInfo:
+    """Returns the engine with the defaults of --decoding.
+
+    Raises:
+        ConfigError: a field of it is invalid, or another flag sets it too.
+    """
+    if config.decoding is None:
+        return info
+    decoding = json.loads(config.decoding)
+    try:
+        changed = with_decoding_defaults(info, decoding, "--decoding")
+    except RequestError as error:
+        fix = "" if ";" in str(error) else "; correct it, or leave it out"
+        raise ConfigError(f"{error}{fix}") from error
+    algorithm = info.algorithm(changed.default_algorithm)
+    assert algorithm is not None
+    of_mode = algorithm.modes.get(decoding.get("mode") or "", {})
+    for field in (*info.strategy_fields, *algorithm.fields):
+        name = field.flag or field.name
+        if (decoding.get(field.name) is not None or field.name in of_mode) and getattr(config, name, None) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"--decoding: {field.name} is also set by {flag}; give one of them")
+    return changed
+
+
 def _fitting_algorithms(
     family: ModelFamily[Any], strategy: Strategy, key: str, edit_tokens: base.EditTokens | None
 ) -> list[base.UnmaskingAlgorithm]:
@@ -188,7 +216,7 @@ def _flag(config: EngineConfig, field: Field) -> Value | None:
 
 def _check_used(config: EngineConfig, server: str, fields: list[Field]) -> None:
     """Raises ConfigError for a decoding flag that no request of this server can use."""
-    read = {field.flag or field.name for field in fields}
+    read = {"decoding", *(field.flag or field.name for field in fields)}
     for flag in FLAGS:
         if flag.group == DECODING and flag.dest not in read and getattr(config, flag.dest, None) is not None:
             raise ConfigError(f"--{flag.name} is not supported by {server}; leave it out")

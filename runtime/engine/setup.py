@@ -17,7 +17,12 @@ from runtime.config import EngineConfig
 from runtime.distributed.gpu import require_gpu
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.engine import Engine
-from runtime.engine.request_defaults import CheckpointDefaults, read_edit_tokens, request_defaults
+from runtime.engine.request_defaults import (
+    CheckpointDefaults,
+    read_edit_tokens,
+    request_defaults,
+    with_decoding_flag,
+)
 from runtime.errors import ConfigError
 from runtime.kernels.compiler import KernelCompiler
 from runtime.layers.layer_factory import LayerFactory
@@ -202,7 +207,7 @@ def _info(
             f"one that is, such as {block_size}"
         )
     edit_tokens, key = read_edit_tokens(facts, ids), _strategy_key(config, family)
-    return EngineInfo(
+    info = EngineInfo(
         family=family.key,
         strategy=key,
         device=str(rank.device),
@@ -240,3 +245,4 @@ def _info(
         structured_output_error=_structured_output_unavailable_reason(config, strategy, key, ids),
         **request_defaults(config, family, source.defaults, strategy, key, block_size, edit_tokens),
     )
+    return with_decoding_flag(config, info)

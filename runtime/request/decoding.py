@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from runtime.errors import RequestError
 from runtime.request.engine_messages import DecodingParams, EngineInfo
 from runtime.request.field_spec import BLOCK_LENGTH, SUB_BLOCK, AlgorithmInfo, Field, Value, values_of
@@ -90,7 +92,12 @@ def engine_fields(info: EngineInfo) -> tuple[Field, ...]:
         Field(
             name=BLOCK_LENGTH, kind="integer", low=1, default=info.block_size, help="only the block size of the server"
         ),
-        Field(name=EXCLUSIVE_BATCH, kind="flag", default=False, help="no other request shares the forward passes"),
+        Field(
+            name=EXCLUSIVE_BATCH,
+            kind="flag",
+            default=info.force_single_batch,
+            help="no other request shares the forward passes",
+        ),
     )
 
 
@@ -125,7 +132,8 @@ def resolve_decoding(
     size = info.block_size
     if BLOCK_LENGTH in fields and BLOCK_LENGTH in fields_set:
         size = int(check_declared(at(BLOCK_LENGTH), fields_set[BLOCK_LENGTH], fields[BLOCK_LENGTH]))
-        own = {f.name: int(f.default) * size // info.block_size for f in fields.values() if f.per_block}
+        default_size = int(fields[BLOCK_LENGTH].default)
+        own = {f.name: int(f.default) * size // default_size for f in fields.values() if f.per_block}
     values = values_of(fields.values()) | own | _mode(fields_set, algorithm, info, at)
     values |= {
         name: check_declared(at(name), fields_set[name], field) for name, field in fields.items() if name in fields_set
@@ -134,8 +142,44 @@ def resolve_decoding(
     if total is not None:
         block_layout = replace(info.block_layout, size=int(values.get(SUB_BLOCK, size)))
         _check_total(total, algorithm, fields_set, info, block_layout.num_blocks(prompt_len, max_tokens), at)
-    alone = flag(at(EXCLUSIVE_BATCH), fields_set.get(EXCLUSIVE_BATCH, False))
+    alone = flag(at(EXCLUSIVE_BATCH), fields_set.get(EXCLUSIVE_BATCH, info.force_single_batch))
     return DecodingParams(algorithm=algorithm.key, values=values, total_steps=total, force_single_batch=alone)
+
+
+def with_decoding_defaults(info: EngineInfo, decoding: Mapping[str, Any], path: str) -> EngineInfo:
+    """Returns the engine with other defaults: those of a request with this ``decoding``.
+
+    Its fields are also the defaults of the other algorithms that have them. Those of its mode are not.
+
+    Args:
+        path: name of `decoding` for error messages.
+
+    Raises:
+        RequestError: a field is invalid.
+    """
+    fields_set = _fields_set(decoding, info, path)
+    chosen = resolve_decoding(SamplingParams(decoding=decoding), info, 1, 1, path)
+
+    def with_values(fields: Iterable[Field], values: Mapping[str, Value]) -> tuple[Field, ...]:
+        return tuple(
+            replace(field, default=values[field.name], per_block=field.per_block and field.name not in fields_set)
+            for field in fields
+        )
+
+    def values_with(algorithm: AlgorithmInfo) -> Mapping[str, Value]:
+        if algorithm.key == chosen.algorithm:
+            return chosen.values
+        known = {field.name for field in (*info.strategy_fields, *algorithm.fields) if "." not in field.name}
+        own = {name: value for name, value in fields_set.items() if name in known}
+        return resolve_decoding(SamplingParams(decoding=own | {"algorithm": algorithm.key}), info, 1, 1, path).values
+
+    return msgspec.structs.replace(
+        info,
+        default_algorithm=chosen.algorithm,
+        force_single_batch=chosen.force_single_batch,
+        strategy_fields=list(with_values(info.strategy_fields, chosen.values)),
+        algorithms=[replace(each, fields=with_values(each.fields, values_with(each))) for each in info.algorithms],
+    )
 
 
 def _fields_set(decoding: object, info: EngineInfo, path: str) -> dict[str, Any]:

@@ -166,6 +166,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     strategy_fields: list[Field]  # here and in `algorithms`: with the defaults of this server
     algorithms: list[AlgorithmInfo]
     default_algorithm: str
+    force_single_batch: bool = False  # default of this field of ``decoding``
     default_max_tokens: int | None = None  # None: the default of the route
     temperature: float = 0.0  # default: from generation_config.json, otherwise greedy
     top_p: float = 1.0
@@ -206,7 +207,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         algorithm = self.algorithm(key or self.default_algorithm)
         if algorithm is None:
             raise KeyError(key)
-        return DecodingParams(algorithm=algorithm.key, values=values_of((*self.strategy_fields, *algorithm.fields)))
+        return DecodingParams(
+            algorithm=algorithm.key,
+            values=values_of((*self.strategy_fields, *algorithm.fields)),
+            force_single_batch=self.force_single_batch,
+        )
 
 
 class EngineStats(msgspec.Struct, kw_only=True):

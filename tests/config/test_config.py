@@ -35,6 +35,8 @@ def good_value(flag: Flag) -> str:
         return {
             "api-key": "0123456789abcdef", "lora": "x=y", "zmq-command-addr": "ipc://h1", "zmq-event-addr": "ipc://h2",
         }.get(flag.name, "x")  # fmt: skip
+    if flag.type == "json":
+        return '{"steps": 4}'
     if flag.type == "int":
         return "9000" if flag.name == "max-num-batched-tokens" else "3"
     return "0.25"
