@@ -23,6 +23,7 @@ from runtime.engine.request_defaults import (
     request_defaults,
     with_decoding_flag,
 )
+from runtime.engine.start_log import values_in_use
 from runtime.errors import ConfigError
 from runtime.kernels.compiler import KernelCompiler
 from runtime.layers.layer_factory import LayerFactory
@@ -79,8 +80,6 @@ def load_engine(
     block_size = resolve_block_size(config.block_size, family, facts, checkpoint.config, names)
     context = _context(config, facts, block_size.tokens)
     strategy = _strategy(config, family, context)
-    if group.rank == 0:
-        log.info("block size %d, from %s", block_size.tokens, block_size.source)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     with contextlib.closing(KernelCompiler(device)) as compiler:
         if config.compile_mode is None:  # `build_model_runner` does not use the compiler with torch.compile
@@ -91,6 +90,8 @@ def load_engine(
         )  # fmt: skip
         rank = RankDevice(device, dtype, group, free_at_start, compiler)
         info = _info(config, _Source(checkpoint, family, facts, ids, defaults), context, strategy, rank)
+        for line in values_in_use(info, block_size, defaults.published) if group.rank == 0 else ():
+            log.info("%s", line)
         lora = make_lora_setup(config, family, arch, dtype, device)
         expert_parallel = config.expert_parallel_size > 1
         build = LayerFactory.create(

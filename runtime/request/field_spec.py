@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 Value = float | int | bool | str
 Kind = Literal["number", "integer", "flag", "choice", "text", "texts", "ids", "object"]
@@ -96,3 +96,12 @@ def with_defaults(fields: Iterable[Field], block_size: int, *sources: Mapping[st
 def values_of(fields: Iterable[Field]) -> dict[str, Value]:
     """Returns the values of a request that sets no field. `fields` have the defaults of a server (`with_defaults`)."""
     return {field.name: field.default for field in fields}
+
+
+def nested(values: Mapping[str, Value]) -> dict[str, Any]:
+    """Returns values by full name as a request has them: ``outer.inner`` is the entry `inner` of an object `outer`."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        outer, _, inner = name.rpartition(".")
+        (found.setdefault(outer, {}) if outer else found)[inner] = value
+    return found

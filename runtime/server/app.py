@@ -21,7 +21,14 @@ from runtime.server.http_responses import error_response
 from runtime.server.middleware.auth import OPEN_PATHS
 from runtime.server.middleware.request_middleware import RequestMiddleware
 from runtime.server.openai import chat, completions, responses
-from runtime.server.openapi import decoding_schema, fast_routes, request_defaults, secure, type_schemas
+from runtime.server.openapi import (
+    decoding_schema,
+    fast_routes,
+    request_defaults,
+    secure,
+    set_sampling_defaults,
+    type_schemas,
+)
 
 TAGS = {  # groups of the API docs, in order
     "OpenAI": "Routes of OpenAI's API.",
@@ -53,6 +60,7 @@ class App(FastAPI):
         self.openapi_schema["components"]["schemas"]["Decoding"] = decoding_schema(info)
         if info is not None:
             self.openapi_schema["x-unmask-defaults"] = request_defaults(info)
+            set_sampling_defaults(self.openapi_schema["components"]["schemas"], info)
         return self.openapi_schema
 
 

@@ -17,6 +17,7 @@ from runtime.server.http_responses import ErrorResponse, RouteHandler, ServingHa
 
 _TYPES = {"number": "number", "integer": "integer", "flag": "boolean", "choice": "string", "text": "string"}
 
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 DECODING = "#/components/schemas/Decoding"
 
 
@@ -25,7 +26,12 @@ def decoding_schema(info: EngineInfo | None) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "object", "title": "Decoding", "description": "How blocks are denoised."}
     if info is None:
         return schema
-    properties = {field.name: _nullable(values_schema(field), field.help) for field in engine_fields(info)}
+    defaults = info.defaults().values
+    properties = {
+        field.name: _nullable(values_schema(field), field.help)
+        | ({} if field.default == "" else {"default": field.default})
+        for field in engine_fields(info)
+    }
     for name, (field, rules) in _declared(info).items():
         outer, _, inner = name.rpartition(".")
         target = properties
@@ -34,8 +40,17 @@ def decoding_schema(info: EngineInfo | None) -> dict[str, Any]:
             nested = properties.setdefault(outer, _nullable(nested_object, f"numbers of the {rules[0]} rule"))
             target = nested["anyOf"][0]["properties"]
         target[inner] = _nullable(values_schema(field), field.help + (f" ({', '.join(rules)})" if rules else ""))
-        target[inner]["x-unmask-rules"] = rules
+        target[inner] |= {"default": defaults.get(name, field.default), "x-unmask-rules": rules}
     return schema | {"properties": properties, "additionalProperties": False}
+
+
+def set_sampling_defaults(schemas: dict[str, Any], info: EngineInfo) -> None:
+    """Sets the defaults of sampling in the schemas of requests, whose fields have one, unlike those of responses."""
+    for schema in schemas.values():
+        for name in SAMPLING:
+            field = schema.get("properties", {}).get(name, {})
+            if "default" in field:
+                field["default"] = getattr(info, name)
 
 
 def request_defaults(info: EngineInfo) -> dict[str, Any]:
@@ -43,10 +58,7 @@ def request_defaults(info: EngineInfo) -> dict[str, Any]:
     declared = (*engine_fields(info), *info.strategy_fields)
     return {
         "max_tokens": info.default_max_tokens,
-        "temperature": info.temperature,
-        "top_p": info.top_p,
-        "top_k": info.top_k,
-        "min_p": info.min_p,
+        **{name: getattr(info, name) for name in SAMPLING},
         "decoding": {field.name: field.default for field in declared if field.default != ""},
         "algorithms": {
             algorithm.key: {

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +136,21 @@ def test_sampling_defaults_are_those_of_generation_config(tmp_path: Path) -> Non
         sampling(top_k=-5)
     with pytest.raises(ConfigError, match=r"top_k is 2\.5, not a whole number"):
         sampling(top_k=2.5)
+
+
+def test_the_values_in_use_are_logged_at_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "LLaDA2.1-mini"
+    shutil.copytree(GOLDEN / "llada2_tiny", path)
+    (path / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20}))
+    with caplog.at_level(logging.INFO), LLM(str(path), device="cpu", skip_tokenizer=True, eos_token_ids=[3, 5]) as llm:
+        info = llm.info
+    first = next(n for n, line in enumerate(caplog.messages) if line.startswith("block size"))
+    size, tokens, sampling, decoding = caplog.messages[first : first + 4]
+    assert size == f"block size {info.block_size}, from config.json"
+    assert tokens == f"mask {info.mask_token_id}; EOS 3, 5"
+    assert sampling == "default sampling: temperature 0.6, top_p 1, top_k 20, min_p 0"
+    assert decoding.startswith("default decoding (published settings of LLaDA2.1-mini): algorithm edit, ")
+    assert "accept_threshold 0.7, edit_threshold 0.5" in decoding
 
 
 @pytest.mark.parametrize(("penalty", "warned"), [(1.05, True), (None, False), (1, False), (1.0, False)])

@@ -4,13 +4,14 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import pytest
 
 from runtime.algorithms.base import algorithm_keys, get_algorithm
 from runtime.config import FLAGS
 from runtime.config.flags import DECODING
-from runtime.request.decoding import engine_fields
-from runtime.request.field_spec import Field
+from runtime.request.decoding import engine_fields, resolve_decoding
+from runtime.request.field_spec import AlgorithmInfo, Field, nested
 from runtime.request.sampling_params import PARAMETERS, Parameter, SamplingParams
 from runtime.scheduling.strategy import DecodingContext
 from runtime.server.generate.protocol import GenerateRequest
@@ -23,6 +24,16 @@ TYPES = {
     "object": {Mapping},
 }  # fmt: skip
 BOUNDED = [field for field in PARAMETERS if field.kind in ("integer", "number") and not field.stands_for]
+
+
+@pytest.mark.parametrize("key", algorithm_keys())
+def test_nested_values_of_an_algorithm_are_a_request_for_them(key):
+    algorithm = get_algorithm(key)
+    info = msgspec.structs.replace(
+        INFO, algorithms=[AlgorithmInfo(key=key, fields=algorithm.fields, modes=algorithm.modes)], default_algorithm=key
+    )
+    params = SamplingParams(decoding={"algorithm": key, **nested(info.defaults().values)})
+    assert resolve_decoding(params, info, 8, 8) == info.defaults()
 
 
 def by_name(field: Parameter) -> str:

@@ -161,6 +161,22 @@ def test_errors_raise_the_exceptions_of_the_openai_client(ai: openai.OpenAI) -> 
     assert ai.models.retrieve("tiny").id == "tiny"
 
 
+def test_models_have_the_values_in_use(client: httpx.Client) -> None:
+    (model,) = client.get("/v1/models").json()["data"]
+    defaults = client.get("/openapi.json").json()["x-unmask-defaults"]
+    own = model["defaults"]
+    assert {name: own[name] for name in ("temperature", "top_p", "top_k", "min_p")} == {
+        name: defaults[name] for name in ("temperature", "top_p", "top_k", "min_p")
+    }
+    assert model["block_size"] >= 1
+    assert model["eos_token_ids"]
+    assert own["decoding"]["accept_threshold"] == defaults["algorithms"]["threshold"]["fields"]["accept_threshold"]
+    request = {"prompt": "count", "max_tokens": 32, "temperature": own["temperature"]}
+    plain, explicit = (client.post("/generate", json=request | extra).json()
+                       for extra in ({}, {"decoding": own["decoding"]}))  # fmt: skip
+    assert (plain["token_ids"], plain["nfe"]) == (explicit["token_ids"], explicit["nfe"])
+
+
 def nfe(client: httpx.Client, **fields: object) -> int:
     answer = client.post("/generate", json={"prompt": "count", "max_tokens": 32, "ignore_eos": True, **fields})
     assert answer.status_code == 200, answer.text

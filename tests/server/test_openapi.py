@@ -145,3 +145,11 @@ def test_the_document_has_the_defaults_of_the_server(api: Any) -> None:
     assert set(defaults["algorithms"]) == set(properties["algorithm"]["anyOf"][0]["enum"])
     assert 0 <= defaults["algorithms"]["threshold"]["fields"]["accept_threshold"] <= 1
     assert {"max_tokens", "temperature", "top_p", "top_k"} <= defaults.keys()
+    own = defaults["decoding"] | defaults["algorithms"][algorithm]["fields"]
+    assert {name: properties[name]["default"] for name in own if "." not in name} == {
+        name: value for name, value in own.items() if "." not in name
+    }
+    for request in ("ChatRequest", "CompletionRequest", "GenerateRequest", "MessagesRequest"):
+        fields = api.raw_schema["components"]["schemas"][request]["properties"]
+        for name in ("temperature", "top_p", "top_k", "min_p"):
+            assert fields[name]["default"] == defaults[name]

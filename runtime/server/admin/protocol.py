@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
@@ -46,6 +46,16 @@ class Starting(TypedDict):
     percent: Annotated[float, api_field("percentage of this phase")]
 
 
+class RequestDefaults(TypedDict):
+    """The values of a request that sets none."""
+
+    temperature: Annotated[float, api_field("sampling temperature; 0: greedy")]
+    top_p: Annotated[float, api_field("cumulative probability; 1: off")]
+    top_k: Annotated[int, api_field("number of tokens; 0: off")]
+    min_p: Annotated[float, api_field("fraction of the highest probability; 0: off")]
+    decoding: Annotated[dict[str, Any], api_field("the algorithm, and the values of its and the strategy's fields")]
+
+
 class Model(TypedDict):
     """What requests may name as `model`."""
 
@@ -54,6 +64,11 @@ class Model(TypedDict):
     created: Annotated[int, api_field("start time of the server, Unix seconds")]
     owned_by: Literal["unmask"]
     max_model_len: Annotated[int, api_field("maximum tokens of prompt and output")]
+    family: Annotated[str, api_field("model family")]
+    block_size: Annotated[int, api_field("tokens per block, or per canvas of a model without a mask")]
+    mask_token_id: Annotated[int | None, api_field("id of the mask; null: the model has none")]
+    eos_token_ids: Annotated[list[int], api_field("ids that end an output")]
+    defaults: Annotated[RequestDefaults, api_field("values of a request that sets none")]
     parent: Annotated[NotRequired[str], api_field("of an adapter: its base model")]
     root: Annotated[NotRequired[str], api_field("of an adapter: its URI")]
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from runtime.errors import RequestError
+from runtime.request.field_spec import nested
 from runtime.request.validation import refuse
 from runtime.server.admin import protocol as api
 from runtime.server.context import Context, ServerContext
@@ -78,12 +79,25 @@ async def model(context: Context, name: str) -> Response:
 
 
 def _model(context: ServerContext, name: str) -> api.Model:
+    info = context.engine_client.require()
+    decoding = info.defaults()
     found: api.Model = {
         "id": name,
         "object": "model",
         "created": context.created,
         "owned_by": "unmask",
-        "max_model_len": context.engine_client.require().max_model_len,
+        "max_model_len": info.max_model_len,
+        "family": info.family,
+        "block_size": info.block_size,
+        "mask_token_id": info.mask_token_id,
+        "eos_token_ids": info.eos_token_ids,
+        "defaults": {
+            "temperature": info.temperature,
+            "top_p": info.top_p,
+            "top_k": info.top_k,
+            "min_p": info.min_p,
+            "decoding": {"algorithm": decoding.algorithm, **nested(decoding.values)},
+        },
     }
     if name not in context.names:
         found["parent"], found["root"] = context.names[0], context.adapters.entries[name].uri

@@ -1,0 +1,28 @@
+"""The values in use, for the log at start."""
+
+from __future__ import annotations
+
+from runtime.models.block_size import BlockSize
+from runtime.models.published import PublishedDefaults
+from runtime.request.engine_messages import EngineInfo
+
+
+def values_in_use(info: EngineInfo, block_size: BlockSize, published: PublishedDefaults) -> list[str]:
+    """Returns lines with the block size, the special tokens, and the values of a request that sets none."""
+    mask = "none, blocks are canvases of noise" if info.mask_token_id is None else str(info.mask_token_id)
+    eos = ", ".join(map(str, info.eos_token_ids)) or "none"
+    sampling = {name: getattr(info, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    defaults = info.defaults()
+    origin = "" if published.repository is None else f" (published settings of {published.repository})"
+    return [
+        f"block size {block_size.tokens}, from {block_size.source}",
+        f"mask {mask}; EOS {eos}",
+        f"default sampling: {_listed(sampling)}",
+        f"default decoding{origin}: algorithm {defaults.algorithm}, {_listed(defaults.values)}",
+    ]
+
+
+def _listed(values: dict[str, float | int | bool | str]) -> str:
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
+    )
