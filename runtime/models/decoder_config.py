@@ -118,14 +118,14 @@ def _without_identity(rope: Mapping[str, Any]) -> dict[str, Any]:
 def _with_yarn(rope: RopeConfig, fields: ConfigReader, file: str) -> RopeConfig:
     """Adds YaRN, and query scaling if the config has it."""
     factor, original = fields.number("factor"), fields.integer("original_max_position_embeddings")
-    if factor < 1:
-        raise ConfigError(f"{file}: factor {factor:g} must be at least 1")
+    if factor < 1:  # Nemotron-Labs-Diffusion-3B-Base has 0.25; transformers computes it too
+        log.warning("%s: factor %g is below 1: low frequencies are multiplied by %g", file, factor, 1 / factor)
     fast, slow = fields.number("beta_fast", 32.0), fields.number("beta_slow", 1.0)
     if fast <= slow:
         raise ConfigError(f"{file}: beta_fast {fast:g} is not more than beta_slow {slow:g}")
 
     def magnitude(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1
+        return 0.1 * weight * math.log(max(factor, 1)) + 1
 
     if fields.has("attention_factor"):
         size = fields.number("attention_factor")

@@ -189,7 +189,8 @@ def test_refusals_name_the_field(family, changes, sentence):
         ("nemotron_diffusion", {"sliding_window": 4096}, "sliding_window is 4096, but only None is supported"),
         ("nemotron_diffusion", {"dlm_paradigm": "autoregressive"}, "dlm_paradigm"),
         ("nemotron_diffusion", {"rope_parameters": YARN | {"factor": None}}, "rope_parameters lacks factor"),
-        ("nemotron_diffusion", {"rope_parameters": YARN | {"factor": 0.25}}, "factor 0.25 must be at least 1"),
+        ("nemotron_diffusion", {"rope_parameters": YARN | {"factor": 0}}, "factor must be a number above 0, not 0"),
+        ("nemotron_diffusion", {"rope_parameters": YARN | {"factor": -0.25}}, "factor must be a number above 0"),
         ("nemotron_diffusion", {"rope_parameters": YARN | {"original_max_position_embeddings": None}},
          "lacks original_max_position_embeddings"),
         ("nemotron_diffusion", {"rope_parameters": YARN | {"beta_slow": 64}}, "beta_fast 4 is not more than beta_slow"),
@@ -351,6 +352,30 @@ def test_nemotron_diffusion():
     assert (arch.rope.yarn.beta_fast, arch.rope.yarn.beta_slow) == (32.0, 1.0)
     assert parse("nemotron_diffusion", rope_parameters=bare | {"attention_factor": 1.5}).rope.yarn.magnitude == 1.5
     assert parse("nemotron_diffusion", rope_parameters={"rope_theta": 1e6}).rope.yarn is None
+
+
+@pytest.mark.parametrize("factor", [0.0625, 0.25, 0.75, 1.0, 1.25, 2.0, 16.0])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"mscale": 1.0, "mscale_all_dim": 1.0}, {"mscale": 1.0, "mscale_all_dim": 0.5}, {"attention_factor": 1.3},
+     {"original_max_position_embeddings": 256, "beta_fast": 4.0, "beta_slow": 2.0}],
+    ids=str,
+)  # fmt: skip
+def test_yarn_of_every_factor_is_that_of_transformers(factor, fields, caplog):
+    """The published Nemotron base model has a factor below 1, of which both implementations only warn."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    theta = 1e6
+    rope = {"rope_type": "yarn", "rope_theta": theta, "factor": factor, "original_max_position_embeddings": 16384}
+    config = {"hidden_size": 128, "num_attention_heads": 1, "head_dim": 128, "rope_parameters": rope | fields}
+    expected, magnitude = ROPE_INIT_FUNCTIONS["yarn"](LlamaConfig(**config), "cpu")
+    caplog.clear()
+    yarn = parse("nemotron_diffusion", **config, num_key_value_heads=1).rope.yarn
+    assert ("rope_parameters: factor" in caplog.text) == (factor < 1)
+    frequencies = yarn.scale_frequencies(theta ** -(torch.arange(0, 128, 2).double() / 128), theta)
+    torch.testing.assert_close(frequencies.float(), expected, rtol=1e-5, atol=0)
+    assert yarn.magnitude == pytest.approx(magnitude, rel=1e-12)
 
 
 def test_defaults_and_alternatives_of_llada2():
