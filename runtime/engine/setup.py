@@ -220,7 +220,7 @@ def _info(
         max_token_id=ids.max_token_id,
         mask_token_id=ids.mask,
         eos_token_ids=list(ids.eos),
-        bos_token_id=facts.bos_id,
+        bos_token_id=ids.bos,
         delete_token_id=None if edit_tokens is None else edit_tokens.delete,
         split_token_id=None if edit_tokens is None else edit_tokens.split,
         block_size=block_size,

@@ -174,6 +174,7 @@ class ModelFamily(Generic[Arch]):
         make: (architecture, factory) -> the module with uninitialized parameters.
         weights: architecture -> the ``WeightMap`` of checkpoint tensors (runtime/models/base.py).
         turn_end_tokens, mask_tokens: looked up in the tokenizer by their text.
+        tokenizer_bos: plain prompts begin with the tokenizer's bos_token; the bos_token_id of config.json is wrong.
         mask_id, eos_ids: ids of the published checkpoints, for checkpoints whose files name none.
         block_size_in_name: the end of a repository's name may have the block size, such as ``-b32``.
         masks: editable positions hold the mask; otherwise they hold noise, and there is no mask.
@@ -196,6 +197,7 @@ class ModelFamily(Generic[Arch]):
     sampling_modes: tuple[str, ...] = ("naive",)
     turn_end_tokens: tuple[str, ...] = ()
     mask_tokens: tuple[str, ...] = ()
+    tokenizer_bos: bool = False
     mask_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     block_size_in_name: bool = False

@@ -29,6 +29,7 @@ DREAM = register_family(
         strategies=("full", "d2f"),
         turn_end_tokens=("<|im_end|>", "<|endoftext|>", "<|dlm_pad|>"),  # the last: DiffuCoder
         mask_tokens=("<|mask|>",),
+        tokenizer_bos=True,
         mask_id=151666,
         eos_ids=(151643, 151645),
     )

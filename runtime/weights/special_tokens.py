@@ -1,8 +1,9 @@
-"""Resolves the mask id, the EOS ids and the largest token id (docs/research/decoding-rules.md#special-tokens)."""
+"""Resolves the ids of mask, EOS and BOS, and the largest token id (docs/research/decoding-rules.md#special-tokens)."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from runtime.models.config_reader import ConfigReader
 from runtime.weights import tokenizer_json
 from runtime.weights.checkpoint import Checkpoint
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class TokenIds:
@@ -21,11 +24,13 @@ class TokenIds:
     Attributes:
         mask: The mask id; None in a family without one.
         eos: EOS ids, sorted; may be empty.
+        bos: First id of a prompt that is plain text; None if there is none.
         max_token_id: Largest id that a prompt may have and the model may predict.
     """
 
     mask: int | None
     eos: tuple[int, ...]
+    bos: int | None
     max_token_id: int
 
 
@@ -42,7 +47,8 @@ def resolve_token_ids(
 
     The mask id is from the flag, config.json or the tokenizer, in this order. EOS ids are from the flag, else the union
     of config.json, generation_config.json, the tokenizer and the family's turn-end tokens. Without any of these, the
-    family's own id is used if the vocabulary has it.
+    family's own id is used if the vocabulary has it. BOS is that of config.json or, in some
+    families, of the tokenizer.
 
     Raises:
         ConfigError: There are no tokenizer files (unless `skip_tokenizer`), no mask id, or an id is outside the
@@ -79,11 +85,19 @@ def resolve_token_ids(
         candidates = [named.get("eos_token"), *family.turn_end_tokens]
         eos |= {vocab[w] for w in candidates if w is not None and w in vocab}
         eos = eos or {id for id in family.eos_ids if id < vocab_size}
-    if model_info.bos_id is not None:
-        _check("config.json: bos_token_id", [model_info.bos_id], vocab_size)
+    bos = model_info.bos_id
+    if family.tokenizer_bos:
+        bos = vocab.get(named.get("bos_token", ""))
+        if bos is None and vocab:
+            log.warning(
+                "no BOS token before prompts of text, although %s models are trained with one: tokenizer_config.json "
+                "has no bos_token of the vocabulary", family.key,
+            )  # fmt: skip
+    elif bos is not None:
+        _check("config.json: bos_token_id", [bos], vocab_size)
     if mask in eos:
         raise ConfigError(f"id {mask} is both the mask and an end token; set --mask-token-id or --eos-token-ids")
-    return TokenIds(mask, tuple(sorted(eos)), largest)
+    return TokenIds(mask, tuple(sorted(eos)), bos, largest)
 
 
 def _check(source: str, ids: Sequence[int], vocab_size: int) -> None:

@@ -24,6 +24,8 @@ from runtime.server.metrics import Metrics, RequestMetrics
 from runtime.strategies.registry import strategies
 from runtime.weights.special_tokens import TokenIds
 from tests.golden import GOLDEN
+from tests.models.tiny import write_random
+from tests.tokenizer.conftest import byte_level, save
 
 
 def test_the_loaded_fraction_only_grows() -> None:
@@ -88,6 +90,22 @@ def test_the_family_declares_length_block_size_and_first_token(monkeypatch: pyte
         assert text.token_ids == llm.generate([[5, *ids]], greedy)[0].token_ids
     with LLM(model_name="twin", device="cpu", max_model_len=160, block_size=8) as llm:
         assert (llm.info.max_model_len, llm.info.block_size) == (160, 8)
+
+
+def test_text_for_dream_begins_with_the_bos_token_of_the_tokenizer(tmp_path: Path) -> None:
+    """The bos_token_id of the published config.json is another token. A chat has only what its template writes."""
+    write_random("dream", tmp_path, vocab_size=330, bos_token_id=3, mask_token_id=329)
+    save(byte_level(), tmp_path, bos_token="<role>")
+    with LLM(str(tmp_path), device="cpu") as llm:
+        assert llm.tokenizer is not None
+        bos = llm.tokenizer.token_id("<role>")
+        assert llm.info.bos_token_id == bos != 3
+        greedy = SamplingParams(temperature=0.0, max_tokens=6)
+        text, ids = llm.generate(["Solve", [bos, *llm.tokenizer.encode("Solve")]], greedy)
+        assert text.token_ids == ids.token_ids
+        messages = [{"role": "user", "content": "Solve"}]
+        (chat,) = llm.generate([messages], greedy)
+        assert chat.usage["prompt_tokens"] == len(llm.tokenizer.encode_chat(messages))
 
 
 def test_a_family_whose_strategies_are_not_there_is_refused_with_their_names(monkeypatch: pytest.MonkeyPatch) -> None:

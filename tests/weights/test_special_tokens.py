@@ -9,6 +9,7 @@ from runtime.errors import ConfigError
 from runtime.models.base import resolve_family
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.special_tokens import resolve_token_ids
+from tests.models.tiny import write_random
 from tests.oracle.tiny import write_tiny
 
 TOKENS = ["a", "b", "<|role_end|>", "<|endoftext|>", "<|mask|>", "c"]
@@ -73,6 +74,26 @@ def test_the_familys_ids_are_used_if_no_file_names_one(make):
     with pytest.raises(ConfigError, match="name no mask token; give its id with --mask-token-id"):
         make(tokens=None, skip_tokenizer=True)
     assert make(tokens=None, skip_tokenizer=True, mask_token_id=1).eos == ()
+
+
+@pytest.mark.parametrize(
+    ("family", "config_bos", "tokenizer_bos", "expected"),
+    [
+        ("dream", 3, "c", 5), ("dream", None, "c", 5), ("diffucoder", 3, {"content": "c"}, 5), ("dream", 3, None, None),
+        ("dream", 3, "<s>", None), ("diffullama", 3, "c", 3), ("nemotron_diffusion", 3, "c", 3), ("sdar", 3, "c", None),
+    ],
+)  # fmt: skip
+def test_the_bos_token_is_that_of_the_file_that_the_family_trusts(
+    tmp_path, caplog, family, config_bos, tokenizer_bos, expected
+):
+    write_random(family, tmp_path, bos_token_id=config_bos)
+    Tokenizer(models.WordLevel({word: n for n, word in enumerate(TOKENS)}, "a")).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": tokenizer_bos}))
+    checkpoint, known = resolve_checkpoint(str(tmp_path)), resolve_family(family, {})
+    info = known.facts(known.parse(checkpoint.config))
+    assert resolve_token_ids(checkpoint, known, info).bos == expected
+    assert ("no BOS token" in caplog.text) == (known.tokenizer_bos and expected is None)
+    assert resolve_token_ids(checkpoint, known, info, skip_tokenizer=True).bos in (None, config_bos)
 
 
 @pytest.mark.parametrize(
