@@ -175,6 +175,7 @@ class ModelFamily(Generic[Arch]):
         weights: architecture -> the ``WeightMap`` of checkpoint tensors (runtime/models/base.py).
         turn_end_tokens, mask_tokens: looked up in the tokenizer by their text.
         tokenizer_bos: plain prompts begin with the tokenizer's bos_token; the bos_token_id of config.json is wrong.
+        mask_hint: what is known of the mask of a family without `mask_id`, for the error message that asks for it.
         mask_id, eos_ids: ids of the published checkpoints, for checkpoints whose files name none.
         block_size_in_name: the end of a repository's name may have the block size, such as ``-b32``.
         masks: editable positions hold the mask; otherwise they hold noise, and there is no mask.
@@ -197,6 +198,7 @@ class ModelFamily(Generic[Arch]):
     sampling_modes: tuple[str, ...] = ("naive",)
     turn_end_tokens: tuple[str, ...] = ()
     mask_tokens: tuple[str, ...] = ()
+    mask_hint: str = ""
     tokenizer_bos: bool = False
     mask_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -230,11 +232,15 @@ def architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
     return ConfigReader(config).strings("architectures")
 
 
-def detects(model_type: str | None, architecture: str) -> Callable[[Mapping[str, Any]], bool]:
-    """Returns a `detect` for families that share their model type with others; None for any model type."""
+def detects(model_type: str | None, *names: str) -> Callable[[Mapping[str, Any]], bool]:
+    """Returns a `detect` for families that share their model type with others; None for any model type.
+
+    Args:
+        names: architectures of the family.
+    """
 
     def detect(config: Mapping[str, Any]) -> bool:
-        return model_type in (None, config.get("model_type")) and architecture in architectures(config)
+        return model_type in (None, config.get("model_type")) and not set(names).isdisjoint(architectures(config))
 
     return detect
 

@@ -16,5 +16,6 @@ DIFFULLAMA = register_family(
             llama_like, family="diffullama", shift=True, begins_with_bos=True, block_size=32, max_positions=4096
         ),
         strategies=("full",),
+        mask_hint="its authors' code uses the tokenizer's mask_token; published files are not known to name one",
     )
 )

@@ -24,6 +24,7 @@ DREAM = register_family(
             shift=True,
             block_size=32,
             max_positions=131072,
+            supported={"use_mrope": (False, None)},  # rotary positions of images
             max_model_len=2048,  # config.json allows 131072 positions, but the authors trained the model on 2048
         ),
         strategies=("full", "d2f"),

@@ -7,7 +7,7 @@ from functools import partial
 
 from runtime.models.base import register_family
 from runtime.models.decoder_config import llama_like, qwen_experts
-from runtime.models.sdar import SDAR
+from runtime.models.sdar import KNOWN, SDAR
 
 SDAR_MOE = register_family(
     replace(
@@ -16,7 +16,13 @@ SDAR_MOE = register_family(
         detect=lambda config: config.get("model_type") == "sdar_moe",
         architectures=("SDARMoeForCausalLM",),
         parse=partial(
-            llama_like, family="sdar_moe", qk_norm=True, block_size=4, max_positions=32768, mixture=qwen_experts
+            llama_like,
+            family="sdar_moe",
+            qk_norm=True,
+            block_size=4,
+            max_positions=32768,
+            mixture=qwen_experts,
+            known=KNOWN,
         ),
     )
 )

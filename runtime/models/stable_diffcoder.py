@@ -11,11 +11,13 @@ from runtime.models.base import detects, register_family
 from runtime.models.decoder import DecoderFamily
 from runtime.models.decoder_config import llama_like
 
+ARCHITECTURES = ("StableDiffcoderForCausalLM", "SeedDiffcoderForCausalLM")  # the second: before transformers 5
+
 STABLE_DIFFCODER = register_family(
     DecoderFamily(
         key="stable_diffcoder",
-        detect=detects("llama", "StableDiffcoderForCausalLM"),
-        architectures=("StableDiffcoderForCausalLM",),
+        detect=detects("llama", *ARCHITECTURES),
+        architectures=ARCHITECTURES,
         parse=partial(llama_like, family="stable_diffcoder", block_size=4, max_positions=8192),
         strategies=("multi_bd",),
         mask_id=5,

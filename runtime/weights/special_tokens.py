@@ -72,7 +72,8 @@ def resolve_token_ids(
     if mask is None and family.mask_id is not None and family.mask_id < vocab_size:
         mask = family.mask_id
     if mask is None and family.masks:
-        raise ConfigError("config.json and the tokenizer name no mask token; give its id with --mask-token-id")
+        hint = f" ({family.mask_hint})" if family.mask_hint else ""
+        raise ConfigError(f"config.json and the tokenizer name no mask token; give its id with --mask-token-id{hint}")
 
     if eos_token_ids is not None:
         _check("--eos-token-ids", eos_token_ids, vocab_size)

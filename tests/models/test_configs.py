@@ -46,7 +46,10 @@ def check_refused(family, changes, sentence):
         ("qwen2", ["Fast_dLLM_QwenForCausalLM"], "fast_dllm_v2"), ("sdar", ["SDARForCausalLM"], "sdar"),
         ("sdar", None, "sdar"), ("sdar_moe", ["SDARMoeForCausalLM"], "sdar_moe"),
         ("Dream", ["DreamForCausalLM"], "dream_reasoner"),
-        ("llama", ["StableDiffcoderForCausalLM"], "stable_diffcoder"), ("Dream", ["DreamModel"], "dream"),
+        ("llama", ["StableDiffcoderForCausalLM"], "stable_diffcoder"),
+        ("llama", ["SeedDiffcoderForCausalLM"], "stable_diffcoder"),
+        (None, ["SeedDiffcoderForCausalLM"], "stable_diffcoder"),
+        ("Dream", ["DreamModel"], "dream"),
         ("llada", ["LLaDAModelLM"], "llada"), ("llada", None, "llada"), ("llada", ["LLaDAMoEModelLM"], "llada_moe"),
         ("lladamoe", ["LLaDAMoEModelLM"], "llada_moe"), ("lladamoe", None, "llada_moe"),
         ("illada", ["ILLaDAForCausalLM"], "illada"), ("llama", ["ILLaDAForCausalLM"], "illada"),
@@ -65,6 +68,7 @@ def test_detection(model_type, architectures, family):
         ("Dream", None, "belongs to no known family"),
         (None, None, "belongs to no known family"),
         ("sdar", ["SDARMoeForCausalLM"], "is ambiguous: it could be sdar or sdar_moe; name the family"),
+        ("llada2_moe", ["SeedDiffcoderForCausalLM"], "is ambiguous: it could be llada2 or stable_diffcoder"),
         ("llada2_moe", ["StableDiffcoderForCausalLM"], "is ambiguous: it could be llada2 or stable_diffcoder"),
         ("Dream", ["DreamForCausalLM", "SDARForCausalLM"], "is ambiguous: it could be dream_reasoner or sdar;"),
         ("Dream", ["DreamModel", "DreamForCausalLM"], "is ambiguous: it could be dream or dream_reasoner;"),
@@ -161,6 +165,8 @@ def test_refusals_name_the_field(family, changes, sentence):
         ("llada2", {"first_k_dense_replace": -1}, "first_k_dense_replace"),
         ("dream", {"attention_bias": False}, "attention_bias is False, but only True or None is supported"),
         ("diffucoder", {"attention_bias": False}, "attention_bias is False"),
+        ("dream", {"use_mrope": True}, "use_mrope is True, but only False or None is supported"),
+        ("diffucoder", {"use_mrope": True}, "use_mrope is True, but only False or None is supported"),
         ("fast_dllm_v2", {"attention_bias": False}, "attention_bias is False"),
         ("illada", {"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05, but only None is supported"),
         ("illada", {"tie_word_embeddings": 1}, "tie_word_embeddings"),
@@ -250,7 +256,7 @@ def test_diffullama_has_its_tokenizers_mask(tmp_path):
     config = config_of("diffullama", mask_token_id=None)
     known = resolve_family("diffullama", config)
     facts = known.facts(known.parse(config))
-    with pytest.raises(ConfigError, match="--mask-token-id"):
+    with pytest.raises(ConfigError, match=r"--mask-token-id \(its authors' code uses the tokenizer's mask_token; "):
         resolve_token_ids(Checkpoint(tmp_path, config, {}), known, facts, skip_tokenizer=True)
 
 
@@ -291,6 +297,27 @@ def test_fields_that_no_family_knows_are_logged(family, caplog):
         assert caplog.text == ""
         parse(family, novelty=1)
         assert "novelty" in caplog.text
+
+
+SDAR_TRAINING = {"attn_implementation": "flex_attention", "debug": False, "ep_size": 1, "micro_forward": False,
+                 "skip_checkpoint": False, "use_deepep": False, "fuse_cross_entropy": True}  # fmt: skip
+NEMO_TRAINING = {"ar_loss_weight": 1.0, "dlm_loss_weight": None, "dp_varying_mask_ratio": True}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [("sdar", SDAR_TRAINING), ("sdar_moe", SDAR_TRAINING), ("dream", {"use_mrope": False}),
+     ("diffucoder", {"use_mrope": None}), ("nemotron_diffusion", NEMO_TRAINING)],
+)  # fmt: skip
+def test_published_fields_that_change_no_computation_are_known(family, fields, caplog):
+    assert parse(family, **fields) == parse(family)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("paradigm", ["block_diff", "sbd_block_diff"])
+def test_a_fine_tune_of_nemotron_is_served_whatever_mask_it_was_trained_with(paradigm, caplog):
+    assert parse("nemotron_diffusion", dlm_paradigm=paradigm) == parse("nemotron_diffusion")
+    assert f"dlm_paradigm '{paradigm}' is a mask of training" in caplog.text
 
 
 def test_experts_are_no_field_of_sdar(caplog):
