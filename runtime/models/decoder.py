@@ -332,7 +332,8 @@ def decoder_weights(
             slots |= mlp_targets(checkpoint_prefix, f"{prefix}mlp.", config.width, (names.gate, names.up, names.down))
             continue
         slots |= _moe_targets(config.mixture, names, checkpoint_prefix, f"{prefix}mlp.")
-        fused |= _fused_expert_targets(config.mixture, f"{checkpoint_prefix}{names.experts}.", f"{prefix}mlp.")
+        mixture, experts = config.mixture, f"{checkpoint_prefix}{names.experts}."
+        fused |= fused_expert_targets(mixture.experts, mixture.width, experts, f"{prefix}mlp.")
     return WeightMap(
         slots, rename, lambda name: name.endswith("rotary_emb.inv_freq") or (config.tied and name == head), fused
     )
@@ -363,26 +364,30 @@ def _moe_targets(
     slots = {f"{checkpoint_prefix}{names.router}.weight": WeightTarget(f"{prefix}gate.weight")}
     if mixture.router_bias:
         slots[f"{checkpoint_prefix}{names.router_bias}"] = WeightTarget(f"{prefix}gate.bias")
-    width = mixture.width
-    for expert in range(mixture.experts):
-        expert_prefix = f"{checkpoint_prefix}{names.experts}.{expert}."
-        slots[f"{expert_prefix}gate_proj.weight"] = WeightTarget(f"{prefix}gate_up_proj", (expert, slice(0, width)))
-        slots[f"{expert_prefix}up_proj.weight"] = WeightTarget(
-            f"{prefix}gate_up_proj", (expert, slice(width, 2 * width))
-        )
-        slots[f"{expert_prefix}down_proj.weight"] = WeightTarget(f"{prefix}down_proj", (expert,))
+    slots |= expert_targets(mixture.experts, mixture.width, f"{checkpoint_prefix}{names.experts}.", prefix)
     if mixture.shared_width:
         shared = f"{checkpoint_prefix}{names.shared}."
         slots |= mlp_targets(shared, f"{prefix}shared_experts.", mixture.shared_width)
     return slots
 
 
-def _fused_expert_targets(mixture: MoEConfig, checkpoint_prefix: str, prefix: str) -> dict[str, Fused]:
+def expert_targets(experts: int, width: int, checkpoint_prefix: str, prefix: str) -> dict[str, WeightTarget]:
+    """Returns the targets of gate, up and down of each expert of a layer."""
+    slots: dict[str, WeightTarget] = {}
+    for expert in range(experts):
+        gate, up, down = (f"{checkpoint_prefix}{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
+        slots[gate] = WeightTarget(f"{prefix}gate_up_proj", (expert, slice(0, width)))
+        slots[up] = WeightTarget(f"{prefix}gate_up_proj", (expert, slice(width, 2 * width)))
+        slots[down] = WeightTarget(f"{prefix}down_proj", (expert,))
+    return slots
+
+
+def fused_expert_targets(experts: int, width: int, checkpoint_prefix: str, prefix: str) -> dict[str, Fused]:
     """Returns the targets of experts that a checkpoint stores as stacked tensors [experts, out, in], without `.weight`.
 
     A checkpoint has three of these tensors, or two: gate_up_proj, with the gate rows before the up rows, and down_proj.
     """
-    width, every = mixture.width, slice(None)
+    every = slice(None)
     slots = {
         "gate_up_proj": WeightTarget(f"{prefix}gate_up_proj"),
         "gate_proj": WeightTarget(f"{prefix}gate_up_proj", (every, slice(0, width))),
@@ -398,7 +403,7 @@ def _fused_expert_targets(mixture: MoEConfig, checkpoint_prefix: str, prefix: st
             {
                 f"{checkpoint_prefix}{expert}.{part}.weight": (expert, *rows)
                 for part, rows in halves.get(name, {name: ()}).items()
-                for expert in range(mixture.experts)
+                for expert in range(experts)
             },
         )
         for name, slot in slots.items()

@@ -31,9 +31,9 @@ from runtime.layers.mlp import GatedMLP
 from runtime.layers.moe import Router, make_experts
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import RotaryTable
-from runtime.models.base import ModelFamily, ModelInfo, WeightMap, WeightTarget, register_family
+from runtime.models.base import Fused, ModelFamily, ModelInfo, WeightMap, WeightTarget, register_family
 from runtime.models.config_reader import ConfigReader
-from runtime.models.decoder import mlp_targets
+from runtime.models.decoder import expert_targets, fused_expert_targets, mlp_targets
 from runtime.parameters.sharding import local_expert_ids
 from runtime.request.field_spec import Value
 
@@ -73,8 +73,6 @@ LAYER = {  # tensors of a layer that are complete parameters
     "post_feedforward_layernorm_1.weight": "post_feedforward_layernorm_1.weight",
     "router.per_expert_scale": "experts.expert_scale",
     "pre_feedforward_layernorm_2.weight": "experts.pre_feedforward_layernorm_2.weight",
-    "experts.gate_up_proj": "experts.gate_up_proj",
-    "experts.down_proj": "experts.down_proj",
     "post_feedforward_layernorm_2.weight": "post_feedforward_layernorm_2.weight",
     "post_feedforward_layernorm.weight": "post_feedforward_layernorm.weight",
 }
@@ -231,14 +229,19 @@ def _kind(
 
 
 def weights(config: DiffusionGemmaConfig) -> WeightMap:
+    """Returns the weight map. Google's file has fused experts; quantized ones name each expert."""
     slots = {EMBEDDING: WeightTarget("embed_tokens.weight"), f"{DECODER}norm.weight": WeightTarget("norm.weight")}
     conditioning = f"{DECODER}self_conditioning."
     slots[f"{conditioning}pre_norm.weight"] = WeightTarget("self_conditioning.pre_norm.weight")
     slots |= mlp_targets(conditioning, "self_conditioning.mlp.", config.width)
+    fused: dict[str, Fused] = {}
     for index, kind in enumerate(config.layers):
         checkpoint_prefix, prefix = f"{DECODER}layers.{index}.", f"layers.{index}."
         slots |= {checkpoint_prefix + name: WeightTarget(prefix + param) for name, param in LAYER.items()}
         slots |= mlp_targets(f"{checkpoint_prefix}mlp.", f"{prefix}mlp.", config.width)
+        experts = config.experts, config.expert_width, f"{checkpoint_prefix}experts.", f"{prefix}experts."
+        slots |= expert_targets(*experts)
+        fused |= fused_expert_targets(*experts)
         slots[f"{checkpoint_prefix}router.proj.weight"] = WeightTarget(
             f"{prefix}experts.router.weight",
             transform=_folded,
@@ -247,7 +250,7 @@ def weights(config: DiffusionGemmaConfig) -> WeightMap:
         slots |= _attention(config, kind, checkpoint_prefix, prefix)
         slots[f"{ENCODER}layers.{index}.layer_scalar"] = WeightTarget("scales", (index, slice(0, 1)))
         slots[f"{checkpoint_prefix}layer_scalar"] = WeightTarget("scales", (index, slice(1, 2)))
-    return WeightMap(slots, _canonical, lambda name: name.startswith(VISION), copies=True)
+    return WeightMap(slots, _canonical, lambda name: name.startswith(VISION), fused, copies=True)
 
 
 def _canonical(name: str) -> str:

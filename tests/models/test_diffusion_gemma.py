@@ -125,6 +125,18 @@ def test_self_conditioning_accepts_unnormalized_probabilities():
     )
 
 
+def of_encoder(name):
+    """Returns the name in the encoder of a tensor that encoder and decoder share."""
+    shared = name.startswith("model.decoder.") and not name.endswith("layer_scalar") and "conditioning" not in name
+    return name.replace("model.decoder.", "model.encoder.language_model.") if shared else name
+
+
+def in_tree(tensors, tree):
+    """Returns the tensors with those that are shared in `encoder`, `decoder` or `both`."""
+    encoder = {of_encoder(name): tensor.clone() for name, tensor in tensors.items()}
+    return {"decoder": tensors, "encoder": encoder, "both": tensors | encoder}[tree]
+
+
 def test_every_tensor_is_accounted_for(tmp_path):
     tensors = load_file(FOLDER / "model.safetensors")
 
@@ -138,18 +150,17 @@ def test_every_tensor_is_accounted_for(tmp_path):
         if "vision" in name:
             attempt(left)
             continue
-        with pytest.raises(ConfigError, match=rf"1 missing: '{name}'"):
+        missing = {  # without a fused tensor, each expert's is missing
+            "down_proj": f"4 missing: '{name.replace('down_proj', '0.down_proj.weight')}'",
+            "gate_up_proj": f"8 missing: '{name.replace('gate_up_proj', '0.gate_proj.weight')}'",
+        }.get(name.rpartition(".")[2], f"1 missing: '{name}'")
+        with pytest.raises(ConfigError, match=missing):
             attempt(left)
     with pytest.raises(ConfigError, match=r"1 unknown: 'model.decoder.layers.2.self_attn.v_proj.weight'"):
         attempt(tensors | {"model.decoder.layers.2.self_attn.v_proj.weight": torch.zeros(32, 64)})
 
-    def of_encoder(name):
-        shared = name.startswith("model.decoder.") and not name.endswith("layer_scalar") and "conditioning" not in name
-        return name.replace("model.decoder.", "model.encoder.language_model.") if shared else name
-
-    once = {of_encoder(name): tensor for name, tensor in tensors.items()}
     head = {"lm_head.weight": tensors["model.decoder.embed_tokens.weight"].clone()}
-    twice = tensors | {name: tensor.clone() for name, tensor in once.items()} | head
+    once, twice = in_tree(tensors, "encoder"), in_tree(tensors, "both") | head
     assert len(once) == len(tensors) < len(twice)
     for spelling in (once, twice):
         for name, weight in named_weights(attempt(spelling)).items():
@@ -157,6 +168,78 @@ def test_every_tensor_is_accounted_for(tmp_path):
     head["lm_head.weight"][3, 5] += 1
     with pytest.raises(ConfigError, match=r"'lm_head.weight' of .* and .*embed_tokens.* different values"):
         attempt(twice | head)
+
+
+def each_expert(tensors):
+    """Returns the tensors with a name per expert, as quantized checkpoints of this family have them."""
+    split = {}
+    for name, tensor in tensors.items():
+        before, found, part = name.rpartition(".experts.")
+        if not found:
+            split[name] = tensor
+            continue
+        for number, expert in enumerate(tensor):
+            parts = {"gate": 0, "up": 1}.items() if part == "gate_up_proj" else {"down": 0}.items()
+            halves = expert.chunk(len(parts))
+            split |= {f"{before}.experts.{number}.{own}_proj.weight": halves[half].clone() for own, half in parts}
+    return split
+
+
+def golden_logits(path):
+    case = next(case for case in CASES if case["kind"] == "denoiser_logits")
+    expected = load_file(FOLDER / "expected.safetensors")
+    prompt, noise = (expected[case[name]].tolist() for name in ("prompt_ids", "canvas_ids"))
+    driver = Driver(load(path, torch.float32), 1, len(prompt) + len(noise), 4, torch.float32)
+    driver.commit(0, prompt, 7)
+    return driver.step(Run(0, noise, len(prompt), open=True))[0]
+
+
+@pytest.mark.parametrize("tree", ["decoder", "encoder", "both"])
+def test_fused_experts_and_a_tensor_per_expert_are_the_same_model(tmp_path, tree):
+    fused = load_file(FOLDER / "model.safetensors")
+    split = each_expert(fused)
+    assert len(split) > len(fused) + 10
+    write(tmp_path, CONFIG, in_tree(split, tree))
+    assert torch.equal(golden_logits(tmp_path), golden_logits(FOLDER))
+
+
+@pytest.mark.parametrize("tree", ["decoder", "encoder", "both"])
+@pytest.mark.parametrize("layout", ["fp8, outputs", "fp8, tensors", "int8, outputs"])
+def test_a_quantized_checkpoint_names_each_expert(tmp_path, layout, tree):
+    """Experts and attention are quantized, the rest not, as in the published FP8 files."""
+    write(tmp_path / "split", CONFIG, each_expert(load_file(FOLDER / "model.safetensors")))
+    quantized, whole = quantized_files.write_both(
+        layout, tmp_path / "split", tmp_path, lambda name: not (".experts." in name or "self_attn." in name)
+    )
+    config = json.loads((quantized / "config.json").read_text())
+    stored = load_file(quantized / "model.safetensors")
+    assert sum(name.endswith("_proj.weight_scale") and ".experts." in name for name in stored) == 3 * 4 * 3
+    write(quantized, config, in_tree(stored, tree))
+    expected = golden_logits(whole)
+    torch.testing.assert_close(golden_logits(quantized), expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(expected, golden_logits(FOLDER), atol=1e-3), "quantization changed nothing"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda t: t.pop("model.decoder.layers.1.experts.2.up_proj.weight"),
+         "1 missing: 'model.decoder.layers.1.experts.2.up_proj.weight'"),
+        (lambda t: t.update({"model.decoder.layers.1.experts.4.up_proj.weight": torch.zeros(24, 64)}),
+         "1 unknown: 'model.decoder.layers.1.experts.4.up_proj.weight'"),
+        (lambda t: t.update({"model.decoder.layers.1.experts.down_proj": torch.zeros(4, 64, 24)}),
+         "unknown: 'model.decoder.layers.1.experts.0.down_proj.weight'"),
+        (lambda t: t.update({"model.encoder.language_model.layers.1.experts.0.up_proj.weight": torch.zeros(24, 64)}),
+         "have different values"),
+    ],
+)  # fmt: skip
+def test_experts_that_do_not_fit_are_refused_by_name(tmp_path, change, sentence):
+    tensors = each_expert(load_file(FOLDER / "model.safetensors"))
+    change(tensors)
+    write(tmp_path, CONFIG, tensors)
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, torch.float32)
+    assert sentence in str(error.value)
 
 
 SCALE, PROJ = (f"model.decoder.layers.1.router.{name}" for name in ("scale", "proj.weight"))
