@@ -358,6 +358,11 @@ STEPS = Field(
 )  # fmt: skip
 STEPS_KNOB = SpeedAccuracyKnob(STEPS, (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32))
 
+REMAINDER = Field(
+    name="step_remainder", kind="choice", choices=("first", "spread"), default="first", neutral="first",
+    help="if the steps do not divide the masks of a block: the first steps unmask one position more, or steps that are "
+    "spread evenly",
+)  # fmt: skip
 METRIC = Field(
     name="confidence_metric", kind="choice", choices=("max_prob", "margin", "neg_entropy"), default="max_prob",
     neutral="max_prob", help="order of positions: by the probability of the candidate, the margin to the second "
@@ -436,12 +441,16 @@ def unmask(blocks: BlockBatch, accepted: torch.Tensor, forced: torch.Tensor | No
 def tokens_per_step(blocks: BlockBatch) -> torch.Tensor:
     """Returns the number of positions that this step unmasks, int64 [n]; 0 without `must_advance`.
 
-    The masks of a block are divided evenly between its steps. The remainder goes to the first steps.
+    The masks of a block are divided evenly between its steps. The remainder goes to the first steps, or with REMAINDER
+    "spread" the steps up to step i, from 1, of n unmask ceil(masks * i / n) positions.
     """
     masks = blocks.initial_masks
     steps = torch.where(blocks.step_budget > 0, blocks.step_budget, blocks.value(STEPS.name).long())
     steps = torch.minimum(steps, masks).clamp(min=1)
     count = masks // steps + (blocks.num_steps < masks % steps)
+    if REMAINDER.name in blocks.columns:
+        ends = [-(-masks * number // steps) for number in (blocks.num_steps, blocks.num_steps + 1)]
+        count = torch.where(blocks.value(REMAINDER.name) == REMAINDER.choices.index("spread"), ends[1] - ends[0], count)
     return torch.where(blocks.must_advance, count, torch.zeros_like(count))
 
 

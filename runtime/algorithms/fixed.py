@@ -8,7 +8,7 @@ from runtime.algorithms import base
 @base.register_algorithm
 class Fixed(base.RankedAlgorithm):
     key = "fixed"
-    fields = (base.STEPS, base.METRIC, *base.COMMON)
+    fields = (base.STEPS, base.REMAINDER, base.METRIC, *base.COMMON)
     speed_accuracy_knob = base.STEPS_KNOB
 
     def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:

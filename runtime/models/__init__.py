@@ -13,6 +13,7 @@ from runtime.models import (  # noqa: F401  they register themselves
     llada2dot2,
     llada_moe,
     nemotron_diffusion,
+    rnd1,
     sdar,
     sdar_moe,
     stable_diffcoder,

@@ -84,6 +84,8 @@ def _rope_object(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name in (ROPE, SCALING):
         value = config.get(name)
+        if value is False and name == SCALING:  # RND1 writes "none" so
+            value = None
         if value is not None and not isinstance(value, Mapping):
             raise ConfigError(f"config.json: {name} must be an object, not {value!r}")
         # transformers 5 writes one per layer type if a config has layer_types; other types are refused.

@@ -78,7 +78,8 @@ def params(draw: st.DrawFn, growing: bool, max_tokens: int, setup: Setup) -> Par
         max_post_edit_steps=draw(st.integers(0, 5)), penalty_lambda=draw(st.sampled_from([0.0, 0.0, 1.0, 4.0])),
         # with logits that are a hash, few blocks of dmax end before this limit
         max_steps_per_block=draw(st.sampled_from([1, 2, 5, 16, 64] if algorithm != "dmax" else [1, 2, 4, 7])),
-        steps=draw(st.integers(1, 9)), confidence_metric=draw(st.sampled_from(["max_prob", "margin", "neg_entropy"])),
+        steps=draw(st.integers(1, 9)), step_remainder=draw(st.sampled_from(["first", "spread"])),
+        confidence_metric=draw(st.sampled_from(["max_prob", "margin", "neg_entropy"])),
         factor=draw(st.sampled_from([0.0, 0.5, 1.0, 1.7, 3.0])),
         entropy_bound=draw(st.sampled_from([0.0, 0.5, 2.0, 5.0, 100.0])),
         low_threshold=draw(THRESHOLDS), local_leap_anchor=draw(THRESHOLDS), local_leap_neighbor=draw(THRESHOLDS),

@@ -55,6 +55,7 @@ def check_refused(family, changes, sentence):
         ("illada", ["ILLaDAForCausalLM"], "illada"), ("llama", ["ILLaDAForCausalLM"], "illada"),
         ("Fast_dLLM_Qwen", ["Fast_dLLM_QwenForCausalLM"], "fast_dllm_v2"),
         ("nemotron_labs_diffusion", ["NemotronLabsDiffusionModel"], "nemotron_diffusion"),
+        ("rnd1", ["RND1LM"], "rnd1"), ("rnd1", None, "rnd1"), ("qwen3_moe", ["RND1LM"], "rnd1"),
     ],
 )  # fmt: skip
 def test_detection(model_type, architectures, family):
@@ -131,7 +132,7 @@ def test_a_named_family_that_the_config_contradicts_is_refused():
     ],
 )  # fmt: skip
 def test_refusals_name_the_field(family, changes, sentence):
-    if family == "sdar_moe":
+    if family in ("sdar_moe", "rnd1"):
         changes = {"decoder_sparse_step": 2} | changes  # adds dense layers
     check_refused(family, changes, sentence)
 
@@ -203,6 +204,9 @@ def test_refusals_name_the_field(family, changes, sentence):
         ("nemotron_diffusion", {"rope_parameters": YARN | {"truncate": False}}, "rope_parameters holds truncate"),
         ("nemotron_diffusion", {"rope_parameters": YARN | {"type": "llama3"}}, "type is 'llama3'"),
         ("nemotron_diffusion", {"rope_parameters": YARN | {"llama_4_scaling_beta": -1}}, "llama_4_scaling_beta"),
+        ("rnd1", {"is_causal": True}, "is_causal is True, but only False or None is supported"),
+        ("rnd1", {"num_experts": None}, "lacks num_experts"),
+        ("rnd1", {"rope_scaling": True}, "rope_scaling must be an object, not True"),
         ("sdar_moe", {"num_experts": None}, "lacks num_experts"),
         ("sdar_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok 7 is more than num_experts 6"),
         ("sdar_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size"),
@@ -233,7 +237,7 @@ def test_which_layers_of_sdar_moe_have_experts():
         ("dream", 32, 131072, 151666, (151643, 151645)), ("diffucoder", 32, 131072, 151666, (151643, 151645, 151667)),
         ("illada", 32, 8192, 5, (2,)), ("llada", 32, 4096, 126336, (126081, 126348)),
         ("llada_moe", 32, 8192, 156895, (156892,)), ("fast_dllm_v2", 32, 32768, 151665, (151645,)),
-        ("nemotron_diffusion", 32, 262144, 100, (11,)),
+        ("nemotron_diffusion", 32, 262144, 100, (11,)), ("rnd1", 32, 40960, 151669, (151645,)),
     ],
 )  # fmt: skip
 def test_fields_that_a_config_may_omit(family, block, limit, mask, eos, tmp_path):
@@ -264,7 +268,7 @@ def test_diffullama_has_its_tokenizers_mask(tmp_path):
 def test_shift_bos_token_and_length_limit_of_each_family(family):
     known = resolve_family(family, {})
     facts = known.facts(known.parse(config_of(family, bos_token_id=1)))
-    assert facts.shift == (family in ("dream", "diffucoder", "diffullama", "fast_dllm_v2"))
+    assert facts.shift == (family in ("dream", "diffucoder", "diffullama", "fast_dllm_v2", "rnd1"))
     assert (facts.bos_id == 1) == (family in ("diffullama", "llada", "nemotron_diffusion"))
     assert facts.max_model_len == (2048 if family in ("dream", "diffucoder") else None)
 
@@ -301,13 +305,15 @@ def test_fields_that_no_family_knows_are_logged(family, caplog):
 
 SDAR_TRAINING = {"attn_implementation": "flex_attention", "debug": False, "ep_size": 1, "micro_forward": False,
                  "skip_checkpoint": False, "use_deepep": False, "fuse_cross_entropy": True}  # fmt: skip
+RND1 = {"is_causal": False, "use_cache": False, "rope_scaling": False, "sliding_window": False,
+        "attn_implementation": "sdpa", "output_router_logits": False}  # fmt: skip
 NEMO_TRAINING = {"ar_loss_weight": 1.0, "dlm_loss_weight": None, "dp_varying_mask_ratio": True}
 
 
 @pytest.mark.parametrize(
     ("family", "fields"),
     [("sdar", SDAR_TRAINING), ("sdar_moe", SDAR_TRAINING), ("dream", {"use_mrope": False}),
-     ("diffucoder", {"use_mrope": None}), ("nemotron_diffusion", NEMO_TRAINING)],
+     ("diffucoder", {"use_mrope": None}), ("rnd1", RND1), ("nemotron_diffusion", NEMO_TRAINING)],
 )  # fmt: skip
 def test_published_fields_that_change_no_computation_are_known(family, fields, caplog):
     assert parse(family, **fields) == parse(family)

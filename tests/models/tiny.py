@@ -63,7 +63,7 @@ def tiny_logits(
 def _seen(key: str, path: Path) -> tuple[int, int, list[int] | None]:
     """Returns the block size (0: one block per sequence), the length of the prompt before blocks, and golden ids."""
     if not (path / "expected.safetensors").exists():
-        return (0 if key == "illada" else 4), 0, None
+        return (0 if key in ("illada", "rnd1") else 4), 0, None
     expected = load_file(path / "expected.safetensors")
     if key == "llada2_tiny":
         return 8, 0, expected["input_ids"][0].tolist()

@@ -51,6 +51,7 @@ class Params:
     max_steps_per_block: int = 64
     steps: int = 32
     total_steps: int | None = None  # of all blocks; replaces `steps`, which is per block
+    step_remainder: str = "first"
     confidence_metric: str = "max_prob"
     factor: float = 1.0
     entropy_bound: float = 0.1

@@ -50,13 +50,17 @@ def in_order(found: Found, name: str) -> list[int]:
     return sorted(found, key=lambda i: (-metric(found[i], name), i))
 
 
-def quota(masks: int, steps: int, done: int) -> int:
+def quota(masks: int, steps: int, done: int, remainder: str = "first") -> int:
     steps = max(1, min(steps, masks))
+    if remainder == "spread":  # after step i of n, at least masks * i / n positions are unmasked
+        return next(n for n in range(masks + 1) if n * steps >= masks * (done + 1)) - next(
+            n for n in range(masks + 1) if n * steps >= masks * done
+        )
     return masks // steps + (done < masks % steps)
 
 
 def fixed(found: Found, p, *, force: bool, masks: int, done: int) -> list[int]:
-    return in_order(found, p.confidence_metric)[: quota(masks, p.steps, done)] if force else []
+    return in_order(found, p.confidence_metric)[: quota(masks, p.steps, done, p.step_remainder)] if force else []
 
 
 def sequential(found: Found, p, *, force: bool, masks: int, done: int) -> list[int]:

@@ -80,6 +80,8 @@ KINDS: dict[str, Kind] = {
     ),
     "llada": Kind(_model_type("llada", "LLaDAModelLM"), "Llama", tensor_names=_LLADA_NAMES),
     "llada_moe": Kind(_model_type("llada", "LLaDAMoEModelLM"), "Qwen3Moe", qk_norm=True, config_fields=_LLADA_MOE),
+    "rnd1": Kind(_model_type("rnd1", "RND1LM"), "Qwen3Moe", qk_norm=True, golden=False,
+                 config_fields=_EXPERTS | {"block_size": None, "num_diffusion_steps": 256, "moe_backend": "hf"}),
     "fast_dllm_v2": Kind(_model_type("Fast_dLLM_Qwen", "Fast_dLLM_QwenForCausalLM"), "Qwen2",
                          config_fields=_BARE | {"bd_size": 4, "mask_token_id": None}),
     "nemotron_diffusion": Kind(_model_type("nemotron_labs_diffusion", "NemotronLabsDiffusionModel"), "Ministral3",

@@ -7,6 +7,7 @@ import pytest
 
 from tests.oracle.block import MASKED, PROMPT, UNMASKED, Block, Decision, Params, Shape, apply, decide
 from tests.oracle.draws import softmax
+from tests.oracle.rules import quota
 
 MASK = 5
 SHAPE = Shape(block=4, buffer=2, mask_id=MASK, eos_ids=frozenset({0}), max_token_id=6)  # vocabulary 8: id 7 is banned
@@ -109,13 +110,15 @@ def test_apply_remasks_and_remembers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "prompt", "expected"),
-    [(2, 0, [2, 2]), (3, 0, [2, 1, 1]), (4, 0, [1, 1, 1, 1]), (9, 0, [1, 1, 1, 1]), (1, 0, [4]), (2, 1, [2, 1])],
-)
-def test_fixed_splits_the_masks_remainder_first(steps: int, prompt: int, expected: list[int]) -> None:
+    ("steps", "prompt", "remainder", "expected"),
+    [(2, 0, "first", [2, 2]), (3, 0, "first", [2, 1, 1]), (4, 0, "first", [1, 1, 1, 1]), (9, 0, "first", [1, 1, 1, 1]),
+     (1, 0, "first", [4]), (2, 1, "first", [2, 1]), (2, 0, "spread", [2, 2]), (3, 0, "spread", [2, 1, 1]),
+     (9, 1, "spread", [1, 1, 1]), (1, 0, "spread", [4]), (2, 1, "spread", [2, 1])],
+)  # fmt: skip
+def test_fixed_splits_the_masks(steps: int, prompt: int, remainder: str, expected: list[int]) -> None:
     logits = rows((1, 0.3), (2, 0.4), (3, 0.5), (4, 0.2))
     b = block(*[9] * prompt, *[None] * (4 - prompt), prompt=prompt)
-    p = Params(max_tokens=20, algorithm="fixed", steps=steps)
+    p = Params(max_tokens=20, algorithm="fixed", steps=steps, step_remainder=remainder)
     taken = []
     while b.masked:
         idle = run(b, logits, p, force=False)
@@ -127,6 +130,16 @@ def test_fixed_splits_the_masks_remainder_first(steps: int, prompt: int, expecte
         apply(b, decision, MASK, force=True)
         taken.append(len(decision.accept))
     assert taken == expected
+
+
+@pytest.mark.parametrize(
+    ("masks", "steps", "first", "spread"),
+    [(7, 3, [3, 2, 2], [3, 2, 2]), (8, 5, [2, 2, 2, 1, 1], [2, 2, 1, 2, 1]), (7, 4, [2, 2, 2, 1], [2, 2, 2, 1]),
+     (6, 4, [2, 2, 1, 1], [2, 1, 2, 1]), (6, 6, [1] * 6, [1] * 6), (10, 4, [3, 3, 2, 2], [3, 2, 3, 2])],
+)  # fmt: skip
+def test_a_remainder_is_first_or_spread(masks: int, steps: int, first: list[int], spread: list[int]) -> None:
+    for remainder, expected in (("first", first), ("spread", spread)):
+        assert [quota(masks, steps, done, remainder) for done in range(steps)] == expected
 
 
 def test_edit_replaces_what_is_sure_and_different() -> None:

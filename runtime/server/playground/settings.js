@@ -17,6 +17,7 @@ const NAMES = {
   semi_complete_threshold: "Force next block at progress",
   token_stability_threshold: "Open next block at stability",
   confidence_metric: "Confidence metric",
+  step_remainder: "Steps with one position more",
   max_steps_per_block: "Maximum steps per block",
   suppress_eos: "Suppress end of sequence",
   steps: "Steps per block",
