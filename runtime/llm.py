@@ -256,7 +256,7 @@ class LLM:
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if single else messages
         encode: Any = self._tokenizer("messages").encode_chat
-        kwargs = dict(chat_template_kwargs or {})
+        kwargs = {**self.engine.info.template_variables, **(chat_template_kwargs or {})}
         prompts = [encode([m if isinstance(m, str) else dict(m) for m in chat], **kwargs) for chat in conversations]
         return self.generate(prompts, params, adapter=adapter)
 
@@ -370,7 +370,8 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, Sequence) and not isinstance(prompt, str):
             if prompt and isinstance(prompt[0], Mapping):
-                return self._tokenizer("messages").encode_chat([dict(message) for message in prompt])  # type: ignore[arg-type]
+                variables = self.engine.info.template_variables
+                return self._tokenizer("messages").encode_chat([dict(message) for message in prompt], **variables)  # type: ignore[arg-type]
             return list(prompt)  # type: ignore[arg-type]
         if not isinstance(prompt, str):
             what = "must be text, a list of ids or a list of messages; `generate` takes a list of prompts"

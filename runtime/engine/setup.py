@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -79,7 +80,8 @@ def load_engine(
     defaults = CheckpointDefaults(published_defaults(family.key, names), checkpoint.generation_config)
     block_size = resolve_block_size(config.block_size, family, facts, checkpoint.config, names)
     context = _context(config, facts, block_size.tokens)
-    strategy = _strategy(config, family, context)
+    strategy_key = _strategy_key(config, family, names)
+    strategy = _strategy(config, family, context, strategy_key)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     with contextlib.closing(KernelCompiler(device)) as compiler:
         if config.compile_mode is None:  # `build_model_runner` does not use the compiler with torch.compile
@@ -89,7 +91,7 @@ def load_engine(
             skip_tokenizer=config.skip_tokenizer,
         )  # fmt: skip
         rank = RankDevice(device, dtype, group, free_at_start, compiler)
-        info = _info(config, _Source(checkpoint, family, facts, ids, defaults), context, strategy, rank)
+        info = _info(config, _Source(checkpoint, family, facts, ids, defaults), context, strategy, strategy_key, rank)
         for line in values_in_use(info, block_size, defaults.published) if group.rank == 0 else ():
             log.info("%s", line)
         lora = make_lora_setup(config, family, arch, dtype, device)
@@ -131,8 +133,23 @@ def _structured_output_unavailable_reason(config: EngineConfig, strategy: Strate
     return "" if ids.eos else "the model has no end-of-sequence token"
 
 
-def _strategy_key(config: EngineConfig, family: ModelFamily[Any]) -> str:
-    return config.decoding_strategy or family.strategies[0]
+def _strategy_key(config: EngineConfig, family: ModelFamily[Any], names: Sequence[str]) -> str:
+    """Returns the strategy of the flag, else of the repository's name, else the first of the family.
+
+    Raises:
+        ConfigError: the family has strategies by name, and no name tells which one this checkpoint needs.
+    """
+    if config.decoding_strategy is not None or not family.strategy_in_name:
+        return config.decoding_strategy or family.strategies[0]
+    for name in names:
+        words = re.split(r"[^a-z0-9]+", name.rpartition("/")[2].lower())
+        if len(found := {key for word, key in family.strategy_in_name.items() if word in words}) == 1:
+            return found.pop()
+    choices = " or ".join(f"{key} ({word})" for word, key in family.strategy_in_name.items())
+    raise ConfigError(
+        f"neither config.json nor the name of the checkpoint tells how this {family.key} model was trained; set "
+        f"--decoding-strategy to {choices}"
+    )
 
 
 def _context(config: EngineConfig, facts: ModelInfo, block_size: int) -> DecodingContext:
@@ -150,9 +167,9 @@ def _context(config: EngineConfig, facts: ModelInfo, block_size: int) -> Decodin
     )
 
 
-def _strategy(config: EngineConfig, family: ModelFamily[Any], context: DecodingContext) -> Strategy:
+def _strategy(config: EngineConfig, family: ModelFamily[Any], context: DecodingContext, key: str) -> Strategy:
     supported = family.strategies + strategies_supporting(family.key)
-    strategy = make_strategy(_strategy_key(config, family), supported, context)
+    strategy = make_strategy(key, supported, context)
     budget = config.max_num_batched_tokens
     if budget < strategy.max_rows():
         why = f"blocks of {context.block_size} and --buffer-size {strategy.buffer_size}"
@@ -190,7 +207,7 @@ class _Source:
 
 
 def _info(
-    config: EngineConfig, source: _Source, context: DecodingContext, strategy: Strategy, rank: RankDevice
+    config: EngineConfig, source: _Source, context: DecodingContext, strategy: Strategy, key: str, rank: RankDevice
 ) -> EngineInfo:
     """Returns EngineInfo without the number of pages, which depends on the memory after loading."""
     family, checkpoint, facts, ids = source.family, source.checkpoint, source.facts, source.ids
@@ -207,7 +224,7 @@ def _info(
             f"--page-size {page_size}{default} is neither a multiple nor a divisor of the block size {block_size}; set "
             f"one that is, such as {block_size}"
         )
-    edit_tokens, key = read_edit_tokens(facts, ids), _strategy_key(config, family)
+    edit_tokens = read_edit_tokens(facts, ids)
     info = EngineInfo(
         family=family.key,
         strategy=key,
@@ -236,6 +253,7 @@ def _info(
         default_max_tokens=strategy.default_max_tokens,
         tool_calls=family.tool_calls,
         reasoning=family.reasoning,
+        template_variables=dict(family.template_variables),
         model_revision=checkpoint.revision,
         structured=StructuredLimits(
             complete=not config.disable_structured_complete,

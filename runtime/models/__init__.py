@@ -1,6 +1,7 @@
 """Model families, one file each. Importing this package registers them; add yours with one line here."""
 
 from runtime.models import (  # noqa: F401  they register themselves
+    a2d,
     diffucoder,
     diffullama,
     diffusion_gemma,

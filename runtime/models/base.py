@@ -178,9 +178,12 @@ class ModelFamily(Generic[Arch]):
         mask_hint: what is known of the mask of a family without `mask_id`, for the error message that asks for it.
         mask_id, eos_ids: ids of the published checkpoints, for checkpoints whose files name none.
         block_size_in_name: the end of a repository's name may have the block size, such as ``-b32``.
+        strategy_in_name: word of a repository's name -> its strategy, if config.json does not tell how the model was
+            trained. Without it, the first of `strategies` is the default.
         masks: editable positions hold the mask; otherwise they hold noise, and there is no mask.
         generation: defaults of decoding fields, also from generation_config.json, or raises ConfigError. Those of
             published.toml precede them.
+        template_variables: variables of the chat template that requests may override.
         tool_calls, reasoning: formats of tool calls and reasoning (``runtime.parsers``); "" for no reasoning.
         needs_edit: aliases that require --sampling-mode edit.
         same_config_as: key of the family that recognizes this family's config.json; it is selected by name only.
@@ -203,8 +206,10 @@ class ModelFamily(Generic[Arch]):
     mask_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     block_size_in_name: bool = False
+    strategy_in_name: Mapping[str, str] = field(default_factory=dict)
     masks: bool = True
     generation: Callable[[Mapping[str, Any]], Mapping[str, Value]] = lambda config: {}
+    template_variables: Mapping[str, bool] = field(default_factory=dict)
     tool_calls: str = "hermes"
     reasoning: str = ""
     needs_edit: frozenset[str] = field(default_factory=frozenset)

@@ -181,6 +181,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     truncate_last_block: bool = False
     tool_calls: str = "hermes"  # format of tool calls of the family, see ``runtime.parsers``
     reasoning: str = ""  # format of reasoning; "": none
+    template_variables: dict[str, bool] = {}  # of the chat template, unless a request sets them
     model_revision: str | None = None  # commit of the Hugging Face hub
     quantization: str | None = None  # of linear layers and experts; None: weights have `dtype`
     tensor_parallel_size: int = 1

@@ -55,6 +55,8 @@ def check_refused(family, changes, sentence):
         ("illada", ["ILLaDAForCausalLM"], "illada"), ("llama", ["ILLaDAForCausalLM"], "illada"),
         ("Fast_dLLM_Qwen", ["Fast_dLLM_QwenForCausalLM"], "fast_dllm_v2"),
         ("nemotron_labs_diffusion", ["NemotronLabsDiffusionModel"], "nemotron_diffusion"),
+        ("a2d-qwen3", ["A2DQwen3LMHeadModel"], "a2d_qwen3"), ("a2d-qwen2", ["A2DQwen2LMHeadModel"], "a2d_qwen2"),
+        ("a2d-qwen3", None, "a2d_qwen3"), ("qwen3", ["A2DQwen3LMHeadModel"], "a2d_qwen3"),
         ("rnd1", ["RND1LM"], "rnd1"), ("rnd1", None, "rnd1"), ("qwen3_moe", ["RND1LM"], "rnd1"),
     ],
 )  # fmt: skip
@@ -73,6 +75,7 @@ def test_detection(model_type, architectures, family):
         ("llada2_moe", ["StableDiffcoderForCausalLM"], "is ambiguous: it could be llada2 or stable_diffcoder"),
         ("Dream", ["DreamForCausalLM", "SDARForCausalLM"], "is ambiguous: it could be dream_reasoner or sdar;"),
         ("Dream", ["DreamModel", "DreamForCausalLM"], "is ambiguous: it could be dream or dream_reasoner;"),
+        ("a2d-qwen3", ["A2DQwen2LMHeadModel"], "is ambiguous: it could be a2d_qwen2 or a2d_qwen3;"),
         ("llada", ["LLaDAModelLM", "LLaDAMoEModelLM"], "is ambiguous: it could be llada or llada_moe;"),
         ("sdar", ["ILLaDAForCausalLM"], "is ambiguous: it could be illada or sdar;"),
         ("sdar", "SDARForCausalLM", "config.json: architectures must be a list of names"),
@@ -204,6 +207,7 @@ def test_refusals_name_the_field(family, changes, sentence):
         ("nemotron_diffusion", {"rope_parameters": YARN | {"truncate": False}}, "rope_parameters holds truncate"),
         ("nemotron_diffusion", {"rope_parameters": YARN | {"type": "llama3"}}, "type is 'llama3'"),
         ("nemotron_diffusion", {"rope_parameters": YARN | {"llama_4_scaling_beta": -1}}, "llama_4_scaling_beta"),
+        ("a2d_qwen2", {"attention_bias": False}, "attention_bias is False"),
         ("rnd1", {"is_causal": True}, "is_causal is True, but only False or None is supported"),
         ("rnd1", {"num_experts": None}, "lacks num_experts"),
         ("rnd1", {"rope_scaling": True}, "rope_scaling must be an object, not True"),
@@ -256,11 +260,16 @@ def test_fields_that_a_config_may_omit(family, block, limit, mask, eos, tmp_path
     assert (ids.mask, ids.eos) == (mask, eos)
 
 
-def test_diffullama_has_its_tokenizers_mask(tmp_path):
-    config = config_of("diffullama", mask_token_id=None)
-    known = resolve_family("diffullama", config)
+@pytest.mark.parametrize(
+    ("family", "sentence"),
+    [("diffullama", r"--mask-token-id \(its authors' code uses the tokenizer's mask_token; "),
+     ("a2d_qwen3", r"give its id with --mask-token-id$"), ("a2d_qwen2", r"give its id with --mask-token-id$")],
+)  # fmt: skip
+def test_families_whose_mask_only_the_tokenizer_has(family, sentence, tmp_path):
+    config = config_of(family, mask_token_id=None)
+    known = resolve_family(family, config)
     facts = known.facts(known.parse(config))
-    with pytest.raises(ConfigError, match=r"--mask-token-id \(its authors' code uses the tokenizer's mask_token; "):
+    with pytest.raises(ConfigError, match=sentence):
         resolve_token_ids(Checkpoint(tmp_path, config, {}), known, facts, skip_tokenizer=True)
 
 

@@ -40,6 +40,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llada_moe_clipped": ("llada_moe", {"clip_qkv": 0.8, "attention_bias": True, "moe_layer_freq": [1, 1, 1]}),
     "llada_moe_unnormed": ("llada_moe", {"qk_layernorm": False, "clip_qkv": 0.8}),
     "llada_moe_dense": ("llada_moe", {"moe_layer_freq": [0, 0, 0], "num_key_value_heads": 2}),
+    "a2d_qwen3": ("a2d_qwen3", {"num_key_value_heads": 1}),
+    "a2d_qwen2": ("a2d_qwen2", {"tie_word_embeddings": False}),
     "rnd1": ("rnd1", {"num_key_value_heads": 1, "num_experts_per_tok": 3}),
     "rnd1_mixed": ("rnd1", {"mlp_only_layers": [0], "norm_topk_prob": False}),
     "fast_dllm_v2": ("fast_dllm_v2", {"num_attention_heads": 7, "num_key_value_heads": 1}),

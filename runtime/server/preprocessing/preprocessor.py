@@ -164,7 +164,7 @@ class Preprocessor:
             tools: Given to the template.
         """
         info, tokenizer = loaded
-        messages, variables = chat.messages, dict(chat.variables)
+        messages, variables = chat.messages, {**info.template_variables, **chat.variables}
         for name in ("self", "messages"):
             if name in variables:
                 raise refuse(f"chat_template_kwargs.{name}", "this name is the template's own; leave it out")
