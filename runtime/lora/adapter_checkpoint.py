@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -142,51 +143,62 @@ def _matching(patterns: Mapping[str, float], module: str, default: float) -> flo
 
 
 def _targeted(config: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Combines target_modules, layers_to_transform and exclude_modules."""
+    """Combines target_modules, layers_to_transform, layers_pattern and exclude_modules as PEFT 0.21.2."""
     targets, layers = _names(config, "target_modules"), _layers(config)
-    excluded = _names(config, "exclude_modules") if config.get("exclude_modules") else None
-    if layers is not None and isinstance(targets, str):
-        raise _invalid(f"layers_to_transform goes with a list of target_modules, not with {targets!r}")
+    excluded = _names(config, "exclude_modules") if config.get("exclude_modules") else frozenset[str]()
+    if isinstance(targets, str):
+        for name in ("layers_to_transform", "layers_pattern"):
+            if config.get(name) is not None:
+                raise _invalid(f"{name} goes with a list of target_modules, not with {targets!r}")
 
-    def named(names: str | list[str], module: str) -> bool:
+    def named(names: str | frozenset[str], module: str) -> bool:
         if isinstance(names, str):
-            return names == ALL_LINEAR or re.fullmatch(names, module) is not None
-        return any(module == name or module.endswith(f".{name}") for name in names)
+            return re.fullmatch(names, module) is not None
+        return not names.isdisjoint(accumulate(reversed(module.split(".")), lambda end, part: f"{part}.{end}"))
 
     def targeted(module: str) -> bool:
-        is_excluded = excluded is not None and named(excluded, module)
-        return not is_excluded and named(targets, module) and (layers is None or layers(module))
+        if named(excluded, module):
+            return False
+        if isinstance(targets, str):
+            return targets == ALL_LINEAR or named(targets, module)
+        # a complete name is a target in every layer
+        return module in targets or (named(targets, module) and layers(module))
 
     return targeted
 
 
-def _names(config: Mapping[str, Any], name: str) -> str | list[str]:
+def _names(config: Mapping[str, Any], name: str) -> str | frozenset[str]:
+    """Returns a regular expression of modules' names, or names and their ends after a dot."""
     value = config.get(name)
     if isinstance(value, str) and value:
         if value != ALL_LINEAR:
             _compiled(name, value)
         return value
     if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
-        return value
+        return frozenset(value)
     raise _invalid(f"{name} must be a list of modules' names or a regular expression, not {value!r}")
 
 
-def _layers(config: Mapping[str, Any]) -> Callable[[str], bool] | None:
-    """Returns whether a module is in one of layers_to_transform; None without that field."""
+def _layers(config: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Returns whether a module is in one of layers_to_transform; all modules are without that field, or with []."""
     transformed, names = config.get("layers_to_transform"), config.get("layers_pattern") or []
-    if transformed is None:
-        return None
-    numbers = [transformed] if isinstance(transformed, int) else transformed
-    if not isinstance(numbers, list) or not all(isinstance(one, int) for one in numbers):
+    if transformed is None and names:
+        raise _invalid("layers_pattern goes with layers_to_transform; set both, or remove layers_pattern")
+    numbers = transformed if isinstance(transformed, list) else [] if transformed is None else [transformed]
+    if not all(isinstance(one, int) and not isinstance(one, bool) for one in numbers):
         raise _invalid(f"layers_to_transform must be a layer's number or a list of them, not {transformed!r}")
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
         raise _invalid(f"layers_pattern must be a name or a list of names, not {names!r}")
-    patterns = [_compiled("layers_pattern", one, r".*\.(?:{})\.(\d+)\.") for one in names or [r"[^.]*"]]
+    # lazy, because the first number is the layer's; a later one is an expert's
+    patterns = [_compiled("layers_pattern", one, r"(?:^|.*?\.)(?:{})\.(?P<layer>\d+)\.") for one in names]
+    patterns = patterns or [re.compile(r".*?\.[^.]*\.(?P<layer>\d+)\.")]
 
     def inside(module: str) -> bool:
+        if not numbers:
+            return True
         found = next((match for pattern in patterns if (match := pattern.match(module))), None)
-        return found is not None and int(found.groups()[-1]) in numbers
+        return found is not None and int(found["layer"]) in numbers
 
     return inside
 

@@ -118,7 +118,10 @@ def test_a_rank_above_the_limit_is_refused(adapter, base):
         ({"layers_to_transform": [1], "layers_pattern": r"layers)\.(\d+)\.|(?:x"}, "no valid regular expression"),
         ({"target_modules": None}, "target_modules must be a list"),
         ({"layers_to_transform": "1"}, "layers_to_transform must be"),
-        ({"layers_to_transform": [1], "target_modules": ".*"}, "goes with a list"),
+        ({"layers_to_transform": [True]}, "layers_to_transform must be"),
+        ({"layers_to_transform": [1], "target_modules": ".*"}, "layers_to_transform goes with a list"),
+        ({"layers_to_transform": [], "target_modules": ".*"}, "layers_to_transform goes with a list"),
+        ({"layers_pattern": "layers"}, "layers_pattern goes with layers_to_transform"),
         ({"target_modules": ["dense"]}, "target_modules does not name .*query_key_value"),
     ],
 )
@@ -160,10 +163,35 @@ def test_rank_alpha_and_module_patterns():
     assert parse_peft_config(config(rank_pattern={"x": 8.0})).rank_of("x") == 8
 
 
-@pytest.mark.parametrize("pattern", ["layers|h", "(lay(ers))", ["(x)", "layers"]])
-def test_a_pattern_of_layers_may_have_groups_and_alternatives(pattern):
-    read = parse_peft_config(config(target_modules=["q_proj"], layers_to_transform=[1], layers_pattern=pattern))
-    assert [n for n in range(3) if read.targeted(f"m.layers.{n}.q_proj")] == [1]
+EXPERTS = [f"m.layers.{layer}.experts.{expert}.up" for layer in range(2) for expert in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"layers_to_transform": [1]}, EXPERTS[3:]),
+        ({"layers_to_transform": 0}, EXPERTS[:3]),
+        ({"layers_to_transform": [2]}, []),
+        ({"layers_to_transform": []}, EXPERTS),
+        ({"layers_to_transform": [], "layers_pattern": "h"}, EXPERTS),
+        ({"layers_to_transform": [1], "layers_pattern": ""}, EXPERTS[3:]),
+        ({"layers_to_transform": [1], "layers_pattern": "layers"}, EXPERTS[3:]),
+        ({"layers_to_transform": [1], "layers_pattern": "layers|h"}, EXPERTS[3:]),
+        ({"layers_to_transform": [1], "layers_pattern": "(lay(ers))"}, EXPERTS[3:]),
+        ({"layers_to_transform": [1], "layers_pattern": ["(x)", "layers"]}, EXPERTS[3:]),
+        ({"layers_to_transform": [1], "layers_pattern": ["layers", "experts"]}, EXPERTS[3:]),
+        ({"layers_to_transform": [1], "layers_pattern": "experts"}, [EXPERTS[1], EXPERTS[4]]),
+        ({"layers_to_transform": [1], "layers_pattern": "h"}, []),
+        ({"layers_to_transform": [1], "target_modules": ["up", EXPERTS[0]]}, [EXPERTS[0], *EXPERTS[3:]]),
+        ({"layers_to_transform": [1], "exclude_modules": ["1.up"]}, [EXPERTS[3], EXPERTS[5]]),
+        ({"layers_to_transform": 1, "exclude_modules": r".*\.(0|1)\.up"}, [EXPERTS[5]]),
+        ({"exclude_modules": "all-linear"}, EXPERTS),
+    ],
+)
+def test_layers_to_transform(fields, expected):
+    """The expected modules are those of PEFT 0.21.2, whose patterns of layers have no alternatives, however."""
+    read = parse_peft_config(config(**({"target_modules": ["up"]} | fields)))
+    assert [module for module in EXPERTS if read.targeted(module)] == expected
 
 
 def test_experts_may_be_missing_together_but_not_one(base, tmp_path):
