@@ -94,7 +94,7 @@ def load_engine(
         info = _info(config, _Source(checkpoint, family, facts, ids, defaults), context, strategy, strategy_key, rank)
         for line in values_in_use(info, block_size, defaults.published) if group.rank == 0 else ():
             log.info("%s", line)
-        lora = make_lora_setup(config, family, arch, dtype, device)
+        lora = make_lora_setup(config, checkpoint, family, arch, dtype, device)
         expert_parallel = config.expert_parallel_size > 1
         build = LayerFactory.create(
             device, dtype, config.attn_impl, info.quantization, lora.lora_config, deterministic=config.deterministic,

@@ -17,12 +17,13 @@ from torch import nn
 from runtime.errors import ConfigError
 from runtime.kernels.common import wide
 from runtime.layers.lora import LoRAConfig, LoRAWeight
+from runtime.lora.unchanged_weights import EMBEDDING, base_name, check_unchanged
 from runtime.models.base import ModelFamily, WeightMap, WeightTarget
 from runtime.models.config_reader import ConfigReader
 from runtime.parameters.sharding import Index
 from runtime.parameters.weight import Weight, WeightSlice, named_weights
 from runtime.weights import checkpoint_files, hub
-from runtime.weights.checkpoint import TensorFile, open_tensors, summary
+from runtime.weights.checkpoint import Checkpoint, TensorFile, open_tensors, summary
 from runtime.weights.loader import meta_model
 
 CONFIG_FILE = "adapter_config.json"
@@ -32,7 +33,7 @@ MAX_PATTERN_CHARS = 1000  # limit for regular expressions of an adapter, which a
 
 ALL_LINEAR = "all-linear"
 # Fields about training, or that repeat what the tensors and the model state. `ensure_weight_tying` is about tied
-# modules, whose tensors are refused.
+# modules: adapters of them are refused, and their weights are compared with the base model's.
 IGNORED_FIELDS = frozenset(
     """
     arrow_config auto_mapping base_model_class base_model_name_or_path corda_config eva_config inference_mode
@@ -44,11 +45,10 @@ IGNORED_FIELDS = frozenset(
 KNOWN_FIELDS = frozenset(
     """
     alpha_pattern exclude_modules init_lora_weights layers_pattern layers_to_transform lora_alpha peft_type r
-    rank_pattern target_modules use_rslora bias
+    rank_pattern target_modules use_rslora bias modules_to_save
     """.split()  # noqa: SIM905
 )
 UNSUPPORTED = {  # unsupported fields, and what to do instead
-    "modules_to_save": "full modules in addition to the adapter's pairs are not supported; train without them",
     "use_dora": "DoRA is not supported; train a plain LoRA",
     "target_parameters": "adapters of parameters outside of modules are not supported; target the modules",
     "trainable_token_indices": "trained tokens are not supported; train without them",
@@ -63,7 +63,6 @@ CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 Arch = TypeVar("Arch")
 TENSORS = "adapter_model.safetensors"
 PATTERNS = (CONFIG_FILE, TENSORS)
-EMBEDDING = "embed_tokens.weight"
 DEMO_SCHEME = "demo://"
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
 
@@ -78,6 +77,7 @@ class PeftConfig:
     ranks: Mapping[str, float]  # pattern of module names -> rank
     alphas: Mapping[str, float]
     targeted: Callable[[str], bool]  # whether a linear layer's module is a target
+    saved: Sequence[str] = ()  # modules_to_save: names of modules, or parts of them between dots
 
     def rank_of(self, module: str) -> int:
         return int(_matching(self.ranks, module, self.rank))
@@ -117,6 +117,7 @@ def parse_peft_config(config: Mapping[str, Any]) -> PeftConfig:
         ranks=_numbers(config, "rank_pattern", integers=True),
         alphas=_numbers(config, "alpha_pattern", integers=False),
         targeted=_targeted(config),
+        saved=_saved(config),
     )
 
 
@@ -143,8 +144,8 @@ def _matching(patterns: Mapping[str, float], module: str, default: float) -> flo
 
 
 def _targeted(config: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Combines target_modules, layers_to_transform, layers_pattern and exclude_modules as PEFT 0.21.2."""
-    targets, layers = _names(config, "target_modules"), _layers(config)
+    """Combines the fields that select modules as PEFT 0.21.2."""
+    targets, layers, saved = _names(config, "target_modules"), _layers(config), _saved(config)
     excluded = _names(config, "exclude_modules") if config.get("exclude_modules") else frozenset[str]()
     if isinstance(targets, str):
         for name in ("layers_to_transform", "layers_pattern"):
@@ -157,7 +158,7 @@ def _targeted(config: Mapping[str, Any]) -> Callable[[str], bool]:
         return not names.isdisjoint(accumulate(reversed(module.split(".")), lambda end, part: f"{part}.{end}"))
 
     def targeted(module: str) -> bool:
-        if named(excluded, module):
+        if named(excluded, module) or _is_saved(saved, module):
             return False
         if isinstance(targets, str):
             return targets == ALL_LINEAR or named(targets, module)
@@ -177,6 +178,17 @@ def _names(config: Mapping[str, Any], name: str) -> str | frozenset[str]:
     if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
         return frozenset(value)
     raise _invalid(f"{name} must be a list of modules' names or a regular expression, not {value!r}")
+
+
+def _saved(config: Mapping[str, Any]) -> Sequence[str]:
+    value = config.get("modules_to_save") or []
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise _invalid(f"modules_to_save must be a list of modules' names, not {value!r}")
+    return value
+
+
+def _is_saved(saved: Sequence[str], module: str) -> bool:
+    return any(f".{one}." in f".{module}." for one in saved)
 
 
 def _layers(config: Mapping[str, Any]) -> Callable[[str], bool]:
@@ -256,18 +268,22 @@ class BaseModelInfo:
         weights: Maps checkpoint names to weights.
         params: The model's weights by their paths, on the meta device or loaded.
         linear_weights: Paths of the weights of linear layers and experts.
+        checkpoint: Its files; None for a model with random weights.
     """
 
     weights: WeightMap
     params: Mapping[str, Weight]
     linear_weights: frozenset[str]
+    checkpoint: Checkpoint | None = None
 
     @classmethod
-    def of(cls, family: ModelFamily[Arch], arch: Arch, dtype: torch.dtype) -> BaseModelInfo:
+    def of(
+        cls, family: ModelFamily[Arch], arch: Arch, dtype: torch.dtype, checkpoint: Checkpoint | None = None
+    ) -> BaseModelInfo:
         """Describes a family's model without allocating it."""
         params = named_weights(cast(nn.Module, meta_model(family, arch, dtype, adapters=LoRAConfig(0, 1))))
         linear_weights = frozenset(name for name, weight in params.items() if isinstance(weight, LoRAWeight))
-        return cls(family.weights(arch), params, linear_weights)
+        return cls(family.weights(arch), params, linear_weights, checkpoint)
 
     def module(self, name: str) -> tuple[str, WeightTarget] | None:
         """Returns canonical tensor name and slot of an adapter's module; None if the model has no such module."""
@@ -276,6 +292,21 @@ class BaseModelInfo:
         if slot is None or slot.param == EMBEDDING or len(self.part(slot).shape) != 2:
             return None
         return canonical, slot
+
+    def reason(self, modules: Sequence[str]) -> str:
+        """Returns why the model has no module of any of these names, and the fix."""
+        names = [self.weights.rename(f"{name}.weight") for name in modules]
+        slots = [self.weights.slots.get(name) for name in names]
+        tied = [
+            slot.param == EMBEDDING if slot else self.weights.skip(name)
+            for name, slot in zip(names, slots, strict=True)
+        ]
+        if all(tied):
+            return (
+                "it is the token embedding, an LM head that is tied to it, or a part that only other inputs than text "
+                "use; train without it in target_modules"
+            )
+        return "is the adapter for another base?"
 
     def part(self, slot: WeightTarget) -> WeightSlice:
         return WeightSlice.of(self.params[slot.param].shape, slot.index)
@@ -318,12 +349,13 @@ def read_adapter(
         path: Its directory.
         base: The base model.
         max_rank: Largest rank; None: any.
-        reserve: Called with the bytes of all tensors in float32, in which they are read, before the first one is read.
+        reserve: Called with the bytes of all pairs in float32, in which they are read, before the first one is read.
         only_digest: The result has no pairs. Its digest takes the memory of one pair, which is not reserved.
 
     Raises:
         ConfigError: Names the wrong tensor or field: unknown to the model, of the wrong shape, without its other half,
-            not finite, of a rank above `max_rank`, or of an unsupported kind of adapter.
+            not finite, of a rank above `max_rank`, of an unsupported kind of adapter, or a weight of the base model
+            with other values.
     """
     try:
         return _read(path, base, max_rank, None if only_digest else reserve)
@@ -340,21 +372,28 @@ def _read(path: Path, base: BaseModelInfo, max_rank: int | None, reserve: Callab
         if real is None:
             raise ConfigError(f"there is no {TENSORS}; save the adapter in that format")
         with open_tensors(real, TENSORS) as handle:
+            modules, complete = _modules(handle)
             if reserve is not None:
-                reserve(sum(4 * math.prod(handle.get_slice(name).get_shape()) for name in handle.keys()))  # noqa: SIM118
-            pairs, digest = _pairs(handle, config, base, max_rank, keep=reserve is not None)
+                halves = [name for pair in modules.values() for name in pair.values()]
+                reserve(sum(4 * math.prod(handle.get_slice(name).get_shape()) for name in halves))
+            lost = [one for one in config.saved if not any(_is_saved([one], module) for module in complete.values())]
+            if lost:
+                raise _invalid(f"modules_to_save is {lost}: {TENSORS} has no weight of it; leave it out")
+            pairs, digest = _pairs(handle, modules, config, base, max_rank, keep=reserve is not None)
+            check_unchanged(handle, complete, base.weights, base.checkpoint)
             return Adapter(path, pairs, digest)
 
 
 def _pairs(
-    handle: TensorFile, config: PeftConfig, base: BaseModelInfo, max_rank: int | None, *, keep: bool
-) -> tuple[dict[str, LoRAPair], str]:
+    handle: TensorFile, modules: Mapping[str, Mapping[str, str]], config: PeftConfig, base: BaseModelInfo,
+    max_rank: int | None, *, keep: bool,
+) -> tuple[dict[str, LoRAPair], str]:  # fmt: skip
     """Returns the pairs by canonical name, none unless `keep`, and the digest."""
-    modules = _modules(handle)
     found = {name: base.module(name) for name in modules}
-    unknown = sorted(next(iter(modules[name].values())) for name, target in found.items() if target is None)
-    if unknown:
-        raise ConfigError(f"the model has no module for {summary(unknown)}; is the adapter for another base?")
+    unmatched = [name for name, target in found.items() if target is None]
+    if unmatched:
+        unknown = sorted(next(iter(modules[name].values())) for name in unmatched)
+        raise ConfigError(f"the model has no module for {summary(unknown)}; {base.reason(unmatched)}")
     _check_targets(found.keys(), config, base)
     digest = hashlib.blake2b(digest_size=16)
     pairs: dict[str, LoRAPair] = {}
@@ -385,23 +424,32 @@ def _pairs(
     return pairs, digest.hexdigest()
 
 
-def _modules(handle: TensorFile) -> dict[str, dict[str, str]]:
-    """Returns the names of the tensors by module and half, "A" or "B"."""
+def _modules(handle: TensorFile) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Returns the names of the pairs' tensors by module and half, "A" or "B", and the complete weights: name -> name
+    in the base model.
+    """
     modules: dict[str, dict[str, str]] = {}
+    complete: dict[str, str] = {}
     for name in handle.keys():  # noqa: SIM118  # the handle is not a dict
         match = _NAME.fullmatch(name)
-        if match is None:
+        if match is not None:
+            module, half = match.groups()
+            if half in modules.setdefault(module, {}):
+                raise ConfigError(f"tensor {name!r} occurs twice, under two names")
+            modules[module][half] = name
+        elif (weight := base_name(name)) is not None:
+            complete[name] = weight
+        elif ".lora_embedding_" in name:
+            raise ConfigError(f"tensor {name!r} adapts the token embedding, which is not supported; train without it "
+                              "in target_modules")  # fmt: skip
+        else:
             raise ConfigError(f"tensor {name!r} is not half of a LoRA pair; only LoRA adapters are supported")
-        module, half = match.groups()
-        if half in modules.setdefault(module, {}):
-            raise ConfigError(f"tensor {name!r} occurs twice, under two names")
-        modules[module][half] = name
     for module, halves in modules.items():
         for half in "AB":
             if half not in halves:
                 raise ConfigError(f"tensor 'base_model.model.{module}.lora_{half}.weight' is missing; "
                                   "only the other matrix exists")  # fmt: skip
-    return modules
+    return modules, complete
 
 
 def _check_targets(modules: object, config: PeftConfig, base: BaseModelInfo) -> None:

@@ -23,6 +23,7 @@ from runtime.models.base import Model, ModelFamily
 from runtime.request.validation import refuse
 from runtime.scheduling.request import Request
 from runtime.scheduling.request_queue import FairQueue
+from runtime.weights.checkpoint import Checkpoint
 from runtime.weights.loader import WeightTransform
 
 LORA_DISABLED = "LoRA is disabled; start the server with --max-loras"
@@ -302,12 +303,13 @@ class LoRASetup:
 
 
 def make_lora_setup(
-    config: EngineConfig, family: ModelFamily[Any], arch: Any, dtype: torch.dtype, device: torch.device
-) -> LoRASetup:
+    config: EngineConfig, checkpoint: Checkpoint, family: ModelFamily[Any], arch: Any, dtype: torch.dtype,
+    device: torch.device,
+) -> LoRASetup:  # fmt: skip
     """Reads all adapters of the configuration. Raises ConfigError if one of them is invalid."""
     if config.lora_path is None and not config.serves_adapters:
         return LoRASetup()
-    base = BaseModelInfo.of(family, arch, dtype)
+    base = BaseModelInfo.of(family, arch, dtype, checkpoint)
     change = None
     if config.pre_merge_lora and config.lora_path is not None:
         change = LoRAMerge.read(config.lora_path, base, device)

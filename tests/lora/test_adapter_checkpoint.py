@@ -8,19 +8,34 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
+from runtime.lora import unchanged_weights
 from runtime.lora.adapter_checkpoint import BaseModelInfo, LoRAMerge, parse_peft_config, read_adapter
 from runtime.models.base import resolve_family
+from runtime.weights.checkpoint import resolve_checkpoint
 from tests.golden import GOLDEN
 from tests.lora.samples import config, random_adapter
 
 QKV = "model.layers.0.attention.query_key_value"
 
 
+def read_base(path):
+    checkpoint = resolve_checkpoint(str(path))
+    family = resolve_family(None, checkpoint.config)
+    return BaseModelInfo.of(family, family.parse(checkpoint.config), torch.float32, checkpoint)
+
+
 @pytest.fixture(scope="module")
 def base():
-    model_config = json.loads((GOLDEN / "llada2_tiny" / "config.json").read_text())
-    family = resolve_family(None, model_config)
-    return BaseModelInfo.of(family, family.parse(model_config), torch.float32)
+    return read_base(GOLDEN / "llada2_tiny")
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    """Returns the base model with a tied LM head; its file has another LM head, which is not used."""
+    path = shutil.copytree(GOLDEN / "llada2_tiny", tmp_path_factory.mktemp("tied") / "base")
+    model_config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(model_config | {"tie_word_embeddings": True}))
+    return read_base(path)
 
 
 @pytest.fixture
@@ -100,7 +115,8 @@ def test_a_rank_above_the_limit_is_refused(adapter, base):
     [
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
         ({"use_dora": True}, "use_dora is True: DoRA"),
-        ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]: .* has no weight of it"),
+        ({"modules_to_save": "lm_head"}, "modules_to_save must be a list"),
         ({"bias": "all"}, "bias is 'all'"),
         ({"lora_bias": True}, "lora_bias"),
         ({"target_parameters": ["x"]}, "target_parameters"),
@@ -138,6 +154,89 @@ def test_the_tying_of_modules_that_are_no_targets_is_accepted(adapter, base):
     for name in (A, B):
         edit(adapter, lambda t, name=name: t.update({name.replace(QKV, "model.word_embeddings"): t[name]}))
     with pytest.raises(ConfigError, match="the model has no module for"):
+        read_adapter(adapter, base)
+
+
+EMBEDDING, HEAD, NORM = "model.word_embeddings", "lm_head", "model.norm"
+BASE_TENSORS = load_file(GOLDEN / "llada2_tiny" / "model.safetensors")
+
+
+@pytest.mark.parametrize("piece", [1 << 24, 100])
+@pytest.mark.parametrize(
+    ("names", "saved", "dtype"),
+    [
+        ({f"{HEAD}.base_layer.weight": HEAD}, None, torch.float32),
+        ({f"{HEAD}.weight": HEAD, f"{EMBEDDING}.weight": EMBEDDING}, None, torch.bfloat16),
+        ({f"{HEAD}.weight": HEAD}, ["lm_head"], torch.float16),
+        ({f"{NORM}.weight": NORM}, ["norm"], torch.float32),
+        (
+            {f"{HEAD}.{at}weight": HEAD for at in ("", "original_module.", "modules_to_save.")}
+            | {f"{EMBEDDING}.weight": EMBEDDING},
+            ["word_embeddings", "lm_head"],
+            torch.float32,
+        ),
+    ],
+)
+def test_unchanged_weights_beside_the_pairs(adapter, base, monkeypatch, names, saved, dtype, piece):
+    """PEFT saves them with an adapted LM head, save_embedding_layers or modules_to_save. Changed ones are refused."""
+    monkeypatch.setattr(unchanged_weights, "PIECE", piece)
+    expected = read_adapter(adapter, base).digest
+    say(adapter, modules_to_save=saved)
+    complete = {
+        f"base_model.model.{name}": BASE_TENSORS[f"{module}.weight"].to(dtype) for name, module in names.items()
+    }
+    edit(adapter, lambda t: t.update(complete))
+    reserved = []
+    assert read_adapter(adapter, base, reserve=reserved.append).digest == expected
+    assert sum(reserved) == sum(
+        4 * t.numel() for name, t in load_file(adapter / "adapter_model.safetensors").items() if name not in complete
+    )
+    for name, tensor in complete.items():
+        changed = tensor.clone()
+        changed.view(-1)[-1] += 1
+        edit(adapter, lambda t, name=name, changed=changed: t.update({name: changed}))
+        with pytest.raises(ConfigError, match=f"tensor '{name}' is not half of a LoRA pair, and it differs from '.*'"):
+            read_adapter(adapter, base)
+        longer = torch.cat([tensor, tensor])
+        edit(adapter, lambda t, name=name, longer=longer: t.update({name: longer}))
+        with pytest.raises(
+            ConfigError, match=rf"tensor '{name}' .* it is \[{len(longer)}.*\], but '.*without new tokens"
+        ):
+            read_adapter(adapter, base)
+        edit(adapter, lambda t, name=name, tensor=tensor: t.update({name: tensor}))
+
+
+def test_the_unchanged_weight_of_an_adapted_lm_head(tmp_path, base):
+    path = random_adapter(tmp_path / "a", GOLDEN / "llada2_tiny", "lm_head", 0)
+    expected = read_adapter(path, base).pairs["lm_head.weight"]
+    edit(path, lambda t: t.update({"base_model.model.lm_head.base_layer.weight": BASE_TENSORS["lm_head.weight"]}))
+    assert torch.equal(read_adapter(path, base).pairs["lm_head.weight"].lora_b, expected.lora_b)
+
+
+def test_a_tied_lm_head_equals_the_embedding(adapter, tied, tmp_path):
+    name = "base_model.model.lm_head.weight"
+    edit(adapter, lambda t: t.update({name: BASE_TENSORS[f"{EMBEDDING}.weight"]}))
+    assert len(read_adapter(adapter, tied).pairs) == 6
+    edit(adapter, lambda t: t.update({name: BASE_TENSORS["lm_head.weight"]}))
+    with pytest.raises(ConfigError, match=f"'{name}' .* differs from '{EMBEDDING}.weight'"):
+        read_adapter(adapter, tied)
+    path = random_adapter(tmp_path / "a", GOLDEN / "llada2_tiny", "lm_head", 0)
+    with pytest.raises(ConfigError, match=r"has no module for .*lm_head.* it is the token embedding, an LM head that"):
+        read_adapter(path, tied)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (f"{EMBEDDING}.lora_embedding_A", "adapts the token embedding"),
+        (f"{QKV}.base_layer.bias", "is not half of a LoRA pair, and the base model has no such weight"),
+        ("model.layers.9.norm.weight", "is not half of a LoRA pair, and the base model has no such weight"),
+        (f"{EMBEDDING}.token_adapter.trainable_tokens_delta", "is not half of a LoRA pair; only LoRA"),
+    ],
+)
+def test_tensors_that_are_neither_pairs_nor_weights(adapter, base, name, message):
+    edit(adapter, lambda t: t.update({f"base_model.model.{name}": t[A]}))
+    with pytest.raises(ConfigError, match=f"'base_model.model.{name}' {message}"):
         read_adapter(adapter, base)
 
 
