@@ -188,6 +188,14 @@ class LayerFactory:
         assert self.quantization is not None
         return get_format(self.quantization).make(shape, self.dtype, self.device, self.kernels, interleaved)
 
+    def unquantized(self, weight: Weight) -> Weight:
+        """Creates an uninitialized weight that replaces a quantized one, with its shape, shard and layout."""
+        if isinstance(weight, LoRAWeight):
+            return self.with_lora(self.unquantized(weight.base), eager=weight.eager)
+        is_interleaved = isinstance(weight, QuantizedWeight) and weight.interleaved
+        make = self._interleaved if is_interleaved else self.parameter
+        return make(*weight.full_shape, shard=weight.shard)
+
     def fused_shared_expert(self, experts: int, hidden: int, width: int) -> FusedSharedExpert | None:
         """Creates weights of `experts` routed experts and a shared one of equal width, stored as expert N of the MoE.
 

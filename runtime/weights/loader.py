@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from bisect import bisect_left
@@ -28,6 +29,7 @@ from runtime.weights.shard_reader import StoredTensor, group_tensors
 from runtime.weights.shard_stream import Shard, stream_tensors
 
 Arch = TypeVar("Arch")
+log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 0.1  # between reports of progress
 
@@ -90,9 +92,13 @@ def load_model(
         unquantized = _unquantized_weights(cast(nn.Module, meta), opened, checkpoint)
         model = family.make(arch, replace(build, allow_fused_shared_expert=not unquantized) if unquantized else build)
         module = cast(nn.Module, model)
-        for name, shape in unquantized.items():
+        held = named_weights(module)
+        for name in unquantized:
             path, _, attribute = name.rpartition(".")
-            setattr(module.get_submodule(path), attribute, build.with_lora(build.parameter(*shape)))
+            setattr(module.get_submodule(path), attribute, build.unquantized(held.pop(name)))
+        del held
+        if unquantized and build.device.type == "cuda":
+            torch.cuda.empty_cache()  # frees the replaced weights
         _check_same_weights(module, cast(nn.Module, meta))
         _load(module, checkpoint, opened, progress, transform)
     return model
@@ -119,29 +125,39 @@ def _check_same_weights(module: nn.Module, meta: nn.Module) -> None:
         raise AssertionError(f"{summary(sorted(wrong))} differ from the model on the meta device")
 
 
-def _unquantized_weights(meta: nn.Module, opened: OpenTensors, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    """Returns name -> shape of the weights that a quantized checkpoint stores unquantized; they stay so.
+def _unquantized_weights(meta: nn.Module, opened: OpenTensors, checkpoint: Checkpoint) -> set[str]:
+    """Returns the paths of the weights of a quantized model that stay unquantized, as the checkpoint stores them.
+
+    The kernels of experts support one format per layer: if one of a layer's two stacks of experts is unquantized, the
+    other one is dequantized.
 
     Raises:
-        ConfigError: Experts of one layer are in different formats, which their kernels do not support.
+        ConfigError: Only a part of a weight is quantized.
     """
     if get_scheme(checkpoint.config) is None:
-        return {}
-    sources, slots = opened.sources, opened.slots
-    found: dict[str, set[bool]] = {}
-    for name, slot in slots.items():
-        found.setdefault(slot.param, set()).add(sources[name].scheme is None)
+        return set()
     packed = {name: weight for name, weight in named_weights(meta).items() if isinstance(weight, QuantizedWeight)}
-    fits = ({False}, {True})  # all parts quantized, or none; the latter only for matrices that are not stacked
-    wrong = [name for name, weight in packed.items() if found[name] not in fits[: 4 - len(weight.shape)]]
-    if wrong:
-        unquantized = [name for name, slot in slots.items() if slot.param in wrong and sources[name].scheme is None]
-        inside = [sources[name].name for name in unquantized]
-        raise ConfigError(
-            f"{checkpoint.path} holds {summary(inside)} unquantized, but quantizes other parts of the same weight; "
-            "quantize all of a model's experts, and queries, keys and values alike"
-        )
-    return {name: weight.shape for name, weight in packed.items() if found[name] == {True}}
+    stored: dict[str, dict[bool, list[str]]] = {name: {} for name in packed}  # names by whether they are quantized
+    for name, slot in opened.slots.items():
+        if slot.param in packed:
+            source = opened.sources[name]
+            stored[slot.param].setdefault(source.scheme is not None, []).append(source.name)
+    for names in stored.values():
+        if len(names) > 1:
+            raise ConfigError(
+                f"{checkpoint.path} holds {summary(names[False])} unquantized, but quantizes other parts of the same "
+                f"weight, {summary(names[True])}; quantize all of them or none"
+            )
+    unquantized = {name for name, names in stored.items() if False in names}
+    layers = {_layer(name) for name in unquantized if len(packed[name].shape) == 3}
+    others = {name for name, weight in packed.items() if len(weight.shape) == 3 and _layer(name) in layers}
+    if dequantized := sorted(others - unquantized):
+        log.warning("%s dequantized: other weights of the same experts are unquantized", summary(dequantized))
+    return unquantized | others
+
+
+def _layer(path: str) -> str:
+    return path.rpartition(".")[0]
 
 
 def _load(

@@ -1,5 +1,7 @@
 """Tests of quantized checkpoints with two ranks: each rank loads its shard of the unchanged codes."""
 
+import re
+
 import pytest
 import torch
 
@@ -45,6 +47,22 @@ def test_each_layout(pair, unquantized, tmp_path, layout, experts):
     expected = logits(flags(quantized))
     tolerance = ROUNDED if "fp8" in layout else 1e-5
     assert float((ours - expected).norm() / expected.norm()) < tolerance
+
+
+MIXED = [
+    (unquantized, layout, experts)
+    for unquantized in (r".*mlp\.experts\..*", r".*down_proj.*", r".*(attention|layers\.0\.mlp|shared_experts).*")
+    for layout, experts in (("int4, groups of 32", 1), ("fp8, blocks", 2))
+]
+
+
+@pytest.mark.parametrize(("is_unquantized", "layout", "experts"), marked(MIXED, quick=MIXED[:1] + MIXED[-1:]))
+def test_unquantized_weights(pair, unquantized, tmp_path, is_unquantized, layout, experts):
+    """Each rank has its shard of the weights that the checkpoint leaves unquantized."""
+    quantized, _ = write_both(layout, unquantized, tmp_path, lambda name: re.fullmatch(is_unquantized, name))
+    ours = logits(flags(quantized), tensor_parallel_size=2, expert_parallel_size=experts)
+    expected = logits(flags(quantized))
+    assert float((ours - expected).norm() / expected.norm()) < 1e-5
 
 
 @pytest.mark.parametrize("dim", [-3, -2, -1])

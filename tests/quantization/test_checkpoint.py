@@ -1,6 +1,7 @@
 """Tests of quantized checkpoints: codes are loaded unchanged, every tensor is used, and other formats are refused."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -90,13 +91,49 @@ def test_unquantized_weights_of_a_checkpoint_stay_unquantized(tmp_path):
     torch.testing.assert_close(logits(quantized), logits(unquantized), rtol=1e-3, atol=1e-3)
 
 
-def test_experts_have_one_format(tmp_path):
-    for number, part in enumerate(("mlp.experts", "experts.3.up_proj")):
-        quantized, _ = write_both(INT4, TINY, tmp_path / str(number), lambda name, part=part: part in name)
-        with pytest.raises(
-            ConfigError, match=r"holds 'model.layers.1.mlp.experts.*unquantized, but quantizes other parts"
-        ):
-            load(quantized, torch.float32)
+@pytest.mark.parametrize("layout", [INT4, "fp8, blocks", "fp8, tensors"])
+@pytest.mark.parametrize(
+    ("unquantized", "expected"),
+    [
+        (r".*mlp\.experts\..*", {"gate_up_proj", "down_proj"}),
+        (r".*layers\.1\.mlp\.experts\..*", {"gate_up_proj", "down_proj"}),
+        (r".*mlp\.experts\..*\.down_proj\..*", {"gate_up_proj", "down_proj"}),
+        (r".*mlp\.experts\..*\.(gate|up)_proj\..*", {"gate_up_proj", "down_proj"}),
+        (r".*down_proj.*", {"gate_up_proj", "down_proj", "shared_experts.down_proj.weight"}),
+        (r".*shared_experts.*", {"shared_experts.gate_up_proj.weight", "shared_experts.down_proj.weight"}),
+    ],
+)
+def test_unquantized_experts(tmp_path, layout, unquantized, expected):
+    """A layer's two stacks of experts are unquantized if one of them is."""
+    quantized, plain = write_both(layout, TINY, tmp_path, lambda name: re.fullmatch(unquantized, name))
+    held = named_weights(load(quantized, torch.float32)).items()
+    layer = "layers.1.mlp."
+    names = {name.removeprefix(layer) for name, weight in held if isinstance(weight, UnquantizedWeight)}
+    assert {name for name in names if name.endswith(("up_proj", "down_proj", "_proj.weight"))} >= expected
+    assert any(isinstance(weight, QuantizedWeight) for _, weight in held)
+    tolerance = 0.2 if layout == "fp8, tensors" else 1e-3  # its rows are quantized, too
+    torch.testing.assert_close(logits(quantized), logits(plain), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("unquantized", "message"),
+    [
+        (
+            r".*layers\.1\..*experts\.3\.up_proj.*",
+            r"holds 'model.layers.1.mlp.experts.3.up_proj.weight' unquantized, but quantizes other parts of the same "
+            r"weight, 'model.layers.1.mlp.experts.0.gate_proj.weight', .* more; quantize all",
+        ),
+        (
+            r".*layers\.2\.mlp\.shared_experts\.gate.*",
+            r"holds 'model.layers.2.mlp.shared_experts.gate_proj.weight' unquantized, but quantizes other parts of the "
+            r"same weight, 'model.layers.2.mlp.shared_experts.up_proj.weight'; quantize all",
+        ),
+    ],
+)
+def test_a_weight_whose_parts_differ_is_refused(tmp_path, unquantized, message):
+    quantized, _ = write_both(INT4, TINY, tmp_path, lambda name: re.fullmatch(unquantized, name))
+    with pytest.raises(ConfigError, match=message):
+        load(quantized, torch.float32)
 
 
 def test_a_quantized_head_is_dequantized(tmp_path):
