@@ -199,7 +199,8 @@ class Tokenizer:
         return _call_library(encoder.encode_batch_fast, [text], add_special_tokens=False)[0]
 
     def _check_templates(self, library: Any, marks: Marks) -> None:
-        """Raises ConfigError if a template concatenates special tokens from parts, which marks cannot represent.
+        """Raises ConfigError if a template concatenates special tokens from parts, which marks cannot represent, or if
+        the tokenizer does not find them in its text, for example because a normalizer changes them.
 
         `library` has the special tokens under their own names.
         """
@@ -211,10 +212,17 @@ class Tokenizer:
                     text = template.render(messages, {})
                 except RequestError:
                     continue  # for example, a template may refuse system messages
-                if self.encode(text) != self._encode(marks.unmarked(text), library).ids:
+                if self.encode(text) == self._encode(plain := marks.unmarked(text), library).ids:
+                    continue
+                if marks.marked(plain) != text:
                     raise ConfigError(
                         "the chat template concatenates special tokens from parts; write each in one piece"
                     )
+                names = ", ".join(repr(token) for token in marks.of_tokens if token in plain)
+                raise ConfigError(
+                    f"{self._file}: its ids of the chat template's text lack some of the tokens {names}; set "
+                    "`normalized` of these added tokens to false, or declare them special"
+                )
 
 
 def _load(data: Mapping[str, Any], file: str) -> Any:

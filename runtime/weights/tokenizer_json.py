@@ -57,7 +57,7 @@ REMEDY = (
 )
 
 
-VERSION = 2  # version of the conversion; a new number invalidates cached files
+VERSION = 3  # version of the conversion; a new number invalidates cached files
 CONVERSION_SECONDS = 900.0  # wall time; the child limits its CPU time itself
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN")
 _SERVER_VARIABLES = ("UNMASK_", "OTEL_")  # the first ones may have keys, the second ones credentials

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import random
+import re
 import subprocess
 import sys
 import unicodedata
@@ -13,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from sentencepiece import SentencePieceProcessor
 
 from runtime.errors import ConfigError
 from runtime.tokenizer import Tokenizer
@@ -153,6 +156,81 @@ def test_added_tokens_keep_the_ids_that_are_declared_for_them(tmp_path: Path) ->
     assert tokenizer.control_id("<|a|>") == size + 7
     assert tokenizer.control_id("plain") is None
     assert tokenizer.encode("plain") == [size + 3]
+
+
+ADDED = ("<|im_start|>", "<|im_end|>", "<tool>", "plain")
+
+
+def in_sections(reference: Encoder, text: str, ids: Mapping[str, int]) -> list[int]:
+    """Returns ids as the slow Llama class with `legacy` behavior: added tokens are found first, and the text between
+    two of them is encoded alone.
+    """
+    sections = re.split(f"({'|'.join(map(re.escape, ids))})", text)
+    return [number for section in sections for number in ([ids[section]] if section in ids else reference(section))]
+
+
+def write_added(directory: Path, options: Mapping[str, Any], declared: bool, **config: Any) -> tuple[Encoder, Any]:
+    """Writes a Llama tokenizer and the tokens ADDED, which no file calls special.
+
+    Returns its encoder, and the ids of these and of the control tokens.
+
+    Args:
+        declared: They are in `added_tokens_decoder`, normalized, instead of `added_tokens.json`.
+    """
+    size = SentencePieceProcessor(model_proto=sentencepiece_model(**options)).get_piece_size()
+    ids = {text: size + number for number, text in enumerate(ADDED)}
+    if declared:
+        tokens = {str(number): {"content": text, "normalized": True} for text, number in ids.items()}
+        config |= {"added_tokens_decoder": tokens}
+    else:
+        (directory / "added_tokens.json").write_text(json.dumps(ids))
+    return write_sentencepiece(directory, options, **config), ids | {"<unk>": 0, "<s>": 1, "</s>": 2}
+
+
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("strips", marked([False, True], quick=[False]))
+@pytest.mark.parametrize("config", marked([{}, {"legacy": True}], quick=[{}]))
+def test_added_tokens_that_no_file_calls_special(
+    declared: bool, strips: bool, config: dict[str, Any], tmp_path: Path
+) -> None:
+    reference, ids = write_added(tmp_path, LLAMA | {"remove_extra_whitespaces": strips}, declared, **config)
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer(tmp_path)
+    source = random.Random(5)
+    words = [*ADDED, " ", "  ", "\n", "the", *(text[:8] for text in random_texts()[:40])]
+    texts = ["ab<tool>ab", "ab\n<tool><tool>", *("".join(source.choices(words, k=6)) for _ in range(500))]
+    wrong = [t for t in texts if tokenizer.encode_limited(t, 999, parse_special=True) != in_sections(reference, t, ids)]
+    assert wrong == []
+    for text in texts[:20]:
+        chat = f"<|im_start|>user\n{text}<|im_end|>\n"
+        found = tokenizer.encode_chat([{"role": "user", "content": text}])
+        if "<|" not in text:  # of a user, it is text
+            assert found == in_sections(reference, chat, ids)
+        assert (found[0], found.count(ids["<|im_end|>"])) == (ids["<|im_start|>"], 1)
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        ("{{ messages[0].content }}<|im_{{ 'end' }}|>", "concatenates special tokens from parts"),
+        (
+            "{{ messages[0].content }}<|im_end|>",
+            r"ids of the chat template's text lack some of the tokens '<\|im_end\|>'",
+        ),
+    ],
+)
+def test_the_reason_why_a_template_does_not_write_its_tokens(template: str, sentence: str, tmp_path: Path) -> None:
+    """The prefix of a published tokenizer.json is also added to its normalized tokens."""
+    write_added(tmp_path, LLAMA, declared=False)
+    data = tokenizer_json.read_tokenizer(tmp_path)
+    assert data is not None
+    normalized = "parts" not in sentence
+    tokens = [token | {"normalized": normalized, "special": not normalized} for token in data["added_tokens"]]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data | {"added_tokens": tokens}))
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(ConfigError, match=sentence):
+        Tokenizer(tmp_path)
 
 
 REMEDY = ", and vocab.json and merges.txt do not state how text is split; name a class of transformers as"
