@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# First letters of other safetensors files beside shards without an index: adapters of PEFT and MLX, the weights in the
+# authors' own format, and states of a training.
+OTHER_FILES = ("adapter", "consolidated", "optimizer")
 
 
 class Slice(Protocol):
@@ -109,6 +112,16 @@ class Checkpoint:
             )
         return found
 
+    def log_ignored_files(self) -> None:
+        """Logs the safetensors files that are not loaded. Raises ConfigError as `tensor_files`, without opening any."""
+        shards, listed = self._weight_files()
+        why = f"{INDEX_FILE} lists other files" if listed is not None else "no shard of the weights"
+        for name in self._safetensors():
+            if name not in shards:
+                # this one has the weights too, perhaps others
+                level = logging.WARNING if name == SINGLE_FILE else logging.INFO
+                log.log(level, "%s ignored: %s", self.path / name, why)
+
     def _weight_files(self) -> tuple[list[str], dict[str, str] | None]:
         if checkpoint_files.has(self.path, SINGLE_FILE) and not checkpoint_files.has(self.path, INDEX_FILE):
             return [SINGLE_FILE], None
@@ -125,10 +138,17 @@ class Checkpoint:
             if lost:
                 raise ConfigError(f"{self.path} lacks {summary(lost)}, which {INDEX_FILE} lists; download it again")
             return shards, listed
-        shards = sorted(path.name for path in self.path.glob("*.safetensors"))
+        shards = [name for name in self._safetensors() if not name.startswith(OTHER_FILES)]
         if not shards:
-            raise ConfigError(f"{self.path} holds no safetensors file; --model needs weights in that format")
+            others = f", only {summary(found)}" if (found := self._safetensors()) else ""
+            raise ConfigError(
+                f"{self.path} holds no safetensors file of weights{others}; --model needs weights in that format, and "
+                "--lora takes adapters"
+            )
         return shards, None
+
+    def _safetensors(self) -> list[str]:
+        return sorted(path.name for path in self.path.glob("*.safetensors"))
 
 
 def resolve_checkpoint(model: str | None, progress: hub.Progress | None = None) -> Checkpoint:
@@ -170,9 +190,7 @@ def _open(path: Path) -> Checkpoint:
     if config is None:
         raise ConfigError(f"{path} holds no config.json; --model needs a checkpoint directory")
     checkpoint = Checkpoint(path, config, checkpoint_files.read_json(path, "generation_config.json") or {})
-    shards, _ = checkpoint._weight_files()
-    if checkpoint_files.has(path, SINGLE_FILE) and SINGLE_FILE not in shards:
-        log.warning("%s ignored: %s lists other files", path / SINGLE_FILE, INDEX_FILE)
+    checkpoint.log_ignored_files()
     return checkpoint
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -103,6 +104,54 @@ def test_a_single_file_does_not_replace_lost_shards(tiny):
     (path / lost).unlink()
     (path / "model.safetensors").write_bytes(single)
     with pytest.raises(ConfigError, match=r"lacks 'model-0-of-3\.safetensors', which model\.safetensors\.index\.json"):
+        load(path)
+
+
+@pytest.mark.parametrize("form", ["index", "shards", "single"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["adapter_model.safetensors"],
+        ["consolidated.safetensors", "adapters.safetensors"],
+        ["consolidated-00001-of-00002.safetensors", "consolidated-00002-of-00002.safetensors"],
+        ["optimizer.safetensors"],
+    ],
+)
+def test_other_files_beside_the_weights_are_ignored(tiny, caplog, form, names):
+    """They are an adapter, copies of the weights under the authors' names, or a damaged file."""
+    caplog.set_level(logging.INFO)
+    path = tiny()
+    expected = logits(load(path))
+    if form != "single":
+        shard(path, parts=2)
+    if form == "shards":
+        (path / "model.safetensors.index.json").unlink()
+    assert "ignored" not in caplog.text
+    for name in names:
+        save_file({"layers.0.wq.weight": torch.zeros(2, 2)}, path / name)
+    (path / names[-1]).write_bytes(b"damaged")
+    assert torch.equal(logits(load(path)), expected)
+    why = "model.safetensors.index.json lists other files" if form == "index" else "no shard of the weights"
+    for name in names:
+        assert f"{name} ignored: {why}" in caplog.text
+
+
+def test_shards_that_an_index_does_not_name_are_ignored(tiny, caplog):
+    caplog.set_level(logging.INFO)
+    path = tiny()
+    expected = logits(load(path))
+    shard(path)
+    save_file(tiny_tensors(tiny_config(), seed=2), path / "model-0-of-9.safetensors")
+    assert torch.equal(logits(load(path)), expected)
+    assert "model-0-of-9.safetensors ignored: model.safetensors.index.json lists other files" in caplog.text
+
+
+def test_an_adapter_alone_is_no_checkpoint(tiny):
+    path = tiny()
+    (path / "model.safetensors").rename(path / "adapter_model.safetensors")
+    with pytest.raises(
+        ConfigError, match=r"no safetensors file of weights, only 'adapter_model.safetensors'; .*--lora"
+    ):
         load(path)
 
 
