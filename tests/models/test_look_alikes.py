@@ -47,7 +47,7 @@ def test_others_are_neither_refused_nor_warned_about(config, names, caplog):
 @pytest.mark.parametrize("mode", [None, "naive", "edit"])
 def test_llada2_without_a_version_is_warned_about_until_the_flag_says_it(mode, caplog):
     check_look_alikes(LLADA2, ["model"], mode)
-    assert [("--sampling-mode edit" in line) for line in caplog.messages] == ([True] if mode is None else [])
+    assert [("--model-name llada2dot1_mini" in line) for line in caplog.messages] == ([True] if mode is None else [])
 
 
 @pytest.mark.parametrize("model_name", [None, "sdar"])

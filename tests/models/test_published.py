@@ -12,7 +12,7 @@ from runtime import SamplingParams
 from runtime.algorithms.base import algorithm_keys, get_algorithm
 from runtime.config import EngineConfig
 from runtime.engine.setup import load_engine
-from runtime.errors import RequestError
+from runtime.errors import ConfigError, RequestError
 from runtime.models.base import families
 from runtime.models.published import SAMPLING, entries, published_defaults
 from runtime.request.decoding import resolve_decoding
@@ -107,6 +107,13 @@ def test_llada2dot1_edits_by_its_name(where, info_of):
     fast = values(info, mode="speed")
     assert (fast["accept_threshold"], fast["edit_threshold"]) == (0.5, 0.0)
     assert values(info, algorithm="threshold")["accept_threshold"] == 0.95
+
+
+def test_the_alias_of_llada2dot1_names_it_whatever_the_directory(info_of):
+    info = info_of("llada2_tiny", "model", model_name="llada2dot1_mini")
+    assert (info.default_algorithm, values(info)["accept_threshold"]) == ("edit", 0.7)
+    with pytest.raises(ConfigError, match="--model-name llada2dot1_mini needs --sampling-mode edit"):
+        info_of("llada2_tiny", "LLaDA2.1-mini", model_name="llada2dot1_mini", sampling_mode="naive")
 
 
 def test_requests_then_flags_precede_published_defaults(info_of):
