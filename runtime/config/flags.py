@@ -245,7 +245,7 @@ def _describe(flag: Flag) -> str:
     if flag.type == "str":
         return "printable text"
     if flag.type == "json":
-        return "a JSON object with each name once"
+        return 'a JSON object with each name once, such as {"steps": 4}'
     noun = "a whole number" if flag.type == "int" else "a finite number"
     low = "" if flag.low is None else f" {'above' if flag.above_low else 'of at least'} {flag.low:g}"
     if flag.high is None:
