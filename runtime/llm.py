@@ -46,7 +46,7 @@ from runtime.scheduling.step_plan import StepPlan
 from runtime.scheduling.strategy import VisibleKeys
 from runtime.structured_output.grammar_cache import GrammarError
 from runtime.structured_output.sandbox import GrammarSandbox
-from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.checkpoint import resolve_text_files
 from runtime.worker.model_runner import SupportsLogits
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class LLM:
         config = EngineConfig.from_flags(model=model, **flags)
         load_plugins(config.plugin)
         self._init(*_engine(config))
-        path = resolve_checkpoint(config.model).path
+        path = resolve_text_files(config.model)
         if not config.skip_tokenizer:
             from runtime.tokenizer import Tokenizer
 

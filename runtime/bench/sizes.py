@@ -6,7 +6,6 @@ import argparse
 import math
 import shlex
 import sys
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from runtime.bench.model_shapes import architecture
 from runtime.config import parse
 from runtime.distributed.gpu import require_gpu
+from runtime.engine.fit import available_memory
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import Model, resolve_family
@@ -23,7 +23,6 @@ from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.weights.loader import meta_model
 
 NOTED = 4e9  # bytes from which the size of random weights is printed
-_MEMORY = Path("/proc/meminfo")
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:
@@ -93,13 +92,3 @@ def check_memory(device: torch.device, size: float, what: str, advice: str) -> N
         raise ConfigError(
             f"{what} take {size / 1e9:.1f} GB, and this host has {available / 1e9:.1f} GB of memory available; {advice}"
         )
-
-
-def available_memory() -> int | None:
-    """Returns the bytes of memory that new programs can get on this host; None if Linux does not report them."""
-    try:
-        lines = _MEMORY.read_text().splitlines()
-    except OSError:
-        return None
-    fields = (line.split() for line in lines)
-    return next((1024 * int(field[1]) for field in fields if field[0] == "MemAvailable:"), None)

@@ -25,6 +25,7 @@ from runtime.executor.serialization import encode_blocks, encode_forward
 from runtime.lora.adapter_checkpoint import Adapter
 from runtime.lora.adapter_weights import LoRAWeights
 from runtime.scheduling.step_plan import DenoiseBlocks, PageWrites, SampledBlocks, StepPlan
+from runtime.weights.checkpoint import Checkpoint
 from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner
@@ -112,16 +113,26 @@ class MultiprocExecutor:
                     "--device-ids, or use equal hosts"
                 )
 
-    def load(self, config: EngineConfig, progress: Progress | None = None, load: LoadModel = load_model) -> Engine:
+    def load(
+        self,
+        config: EngineConfig,
+        progress: Progress | None = None,
+        load: LoadModel = load_model,
+        chat_template: str | None = None,
+    ) -> Engine:
         """Loads an engine on all ranks.
+
+        Args:
+            chat_template: see `load_engine`.
 
         Raises:
             ConfigError: as `load_engine`; also if the ranks have different files.
             ReplicaLost: a rank has exited or failed.
         """
-        with self._explain_failures():
-            self.monitor.serving = False
-            own = file_digests_of(config, progress)  # first, so that ranks with the same disk need no download
+
+        def start_ranks(checkpoint: Checkpoint) -> None:
+            """Loads the engine on the other ranks too, after rank 0 has downloaded what they may share."""
+            own = file_digests_of(config, checkpoint)
             self.broadcast(rpc.CheckFiles(config))
             for rank, seen in self.monitor.gather_replies(rpc.FilesSeen).items():
                 assert isinstance(seen, rpc.FilesSeen)
@@ -132,7 +143,10 @@ class MultiprocExecutor:
                         "give all hosts the same checkpoint and adapters"
                     )
             self.broadcast(rpc.LoadEngine())
-            engine = load_engine(config, progress, load, self.group)
+
+        with self._explain_failures():
+            self.monitor.serving = False
+            engine = load_engine(config, progress, load, self.group, chat_template=chat_template, on_files=start_ranks)
             self.monitor.gather_replies(rpc.EngineLoaded)
         assert isinstance(engine.runner, ModelRunner)
         engine.runner = DistributedRunner(engine.runner, self)

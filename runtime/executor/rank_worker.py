@@ -29,15 +29,16 @@ from runtime.lora.adapter_checkpoint import Adapter, LoRAPair, resolve_adapter
 from runtime.lora.adapter_weights import LoRAWeights
 from runtime.plugins import digest_of, load_plugins
 from runtime.scheduling.step_plan import PageWrites
-from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.checkpoint import Checkpoint, resolve_checkpoint
 from runtime.weights.checkpoint_files import file_digests
-from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner
 
 
-def file_digests_of(config: EngineConfig, progress: Progress | None = None) -> dict[str, str]:
+def file_digests_of(config: EngineConfig, checkpoint: Checkpoint) -> dict[str, str]:
     """Returns the digests of all files of an engine: checkpoint, adapters and plugins.
+
+    Safetensors files that are not loaded do not count: a cache may have them from an earlier download.
 
     Returns:
         File name -> digest. The name of an adapter's file begins with the name of the adapter.
@@ -45,7 +46,8 @@ def file_digests_of(config: EngineConfig, progress: Progress | None = None) -> d
     Raises:
         ConfigError: a file is missing.
     """
-    found = file_digests(resolve_checkpoint(config.model, progress).path)
+    loaded, found = checkpoint.weight_files(), file_digests(checkpoint.path)
+    found = {name: digest for name, digest in found.items() if name in loaded or not name.endswith(".safetensors")}
     adapters = dict(config.adapters)
     if config.lora_path is not None:
         adapters["--lora-path"] = config.lora_path
@@ -110,7 +112,7 @@ class RankWorker:
             if isinstance(message, rpc.CheckFiles):
                 config = message.engine
                 load_plugins(config.plugin)
-                self.connection.send(rpc.FilesSeen(file_digests_of(config)))
+                self.connection.send(rpc.FilesSeen(file_digests_of(config, resolve_checkpoint(config.model))))
             elif isinstance(message, rpc.LoadEngine) and config is not None:
                 engine = load_engine(config, load=self.load, group=group)
                 self.connection.send(rpc.EngineLoaded())

@@ -268,18 +268,19 @@ class BaseModelInfo:
         weights: Maps checkpoint names to weights.
         params: The model's weights by their paths, on the meta device or loaded.
         linear_weights: Paths of the weights of linear layers and experts.
-        checkpoint: Its files; None for a model with random weights.
+        checkpoint: Returns its files, and downloads those that are missing; None for a model with random weights.
     """
 
     weights: WeightMap
     params: Mapping[str, Weight]
     linear_weights: frozenset[str]
-    checkpoint: Checkpoint | None = None
+    checkpoint: Callable[[], Checkpoint] | None = None
 
     @classmethod
     def of(
-        cls, family: ModelFamily[Arch], arch: Arch, dtype: torch.dtype, checkpoint: Checkpoint | None = None
-    ) -> BaseModelInfo:
+        cls, family: ModelFamily[Arch], arch: Arch, dtype: torch.dtype,
+        checkpoint: Callable[[], Checkpoint] | None = None,
+    ) -> BaseModelInfo:  # fmt: skip
         """Describes a family's model without allocating it."""
         params = named_weights(cast(nn.Module, meta_model(family, arch, dtype, adapters=LoRAConfig(0, 1))))
         linear_weights = frozenset(name for name, weight in params.items() if isinstance(weight, LoRAWeight))

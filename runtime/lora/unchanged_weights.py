@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -30,7 +30,7 @@ def base_name(name: str) -> str | None:
 
 
 def check_unchanged(
-    handle: TensorFile, names: Mapping[str, str], weights: WeightMap, checkpoint: Checkpoint | None
+    handle: TensorFile, names: Mapping[str, str], weights: WeightMap, open_base: Callable[[], Checkpoint] | None
 ) -> None:
     """Compares tensors of an adapter's file with the checkpoint's, in the dtype of the adapter's file.
 
@@ -38,13 +38,14 @@ def check_unchanged(
         handle: The adapter's file.
         names: Name in this file -> name in the base model.
         weights: The weights of the base model.
-        checkpoint: The base model; None if it has random weights.
+        open_base: Returns the base model's files; None if it has random weights.
 
     Raises:
         ConfigError: One differs, has another shape, or is not in the checkpoint. Names it.
     """
     if not names:
         return
+    checkpoint = open_base() if open_base is not None else None
     files = checkpoint.tensor_files() if checkpoint is not None else {}
     stored = {weights.rename(name): name for name in files}
     embedding = next(name for name, slot in weights.slots.items() if slot.param == EMBEDDING)

@@ -303,13 +303,20 @@ class LoRASetup:
 
 
 def make_lora_setup(
-    config: EngineConfig, checkpoint: Checkpoint, family: ModelFamily[Any], arch: Any, dtype: torch.dtype,
-    device: torch.device,
+    config: EngineConfig, open_checkpoint: Callable[[], Checkpoint], family: ModelFamily[Any], arch: Any,
+    dtype: torch.dtype, device: torch.device,
 ) -> LoRASetup:  # fmt: skip
-    """Reads all adapters of the configuration. Raises ConfigError if one of them is invalid."""
+    """Reads all adapters of the configuration.
+
+    Args:
+        open_checkpoint: returns the files of the base model. Few adapters need them (``lora.unchanged_weights``).
+
+    Raises:
+        ConfigError: an adapter is invalid.
+    """
     if config.lora_path is None and not config.serves_adapters:
         return LoRASetup()
-    base = BaseModelInfo.of(family, arch, dtype, checkpoint)
+    base = BaseModelInfo.of(family, arch, dtype, open_checkpoint)
     change = None
     if config.pre_merge_lora and config.lora_path is not None:
         change = LoRAMerge.read(config.lora_path, base, device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,14 @@ INDEX_FILE = "model.safetensors.index.json"
 # First letters of other safetensors files beside shards without an index: adapters of PEFT and MLX, the weights in the
 # authors' own format, and states of a training.
 OTHER_FILES = ("adapter", "consolidated", "optimizer")
+
+_NUMBERED = re.compile(r"(?P<prefix>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")
+# Files without which a checkpoint loads -> what their absence means.
+_OPTIONAL = {
+    "tokenizer_config.json": "no tokenizer_config.json, so special tokens may be unknown",
+    "generation_config.json": "no generation_config.json, so its end tokens and sampling defaults are not used",
+    "chat_template.jinja": "no chat template, so chat requests are refused",
+}
 
 
 class Slice(Protocol):
@@ -123,60 +131,197 @@ class Checkpoint:
                 log.log(level, "%s ignored: %s", self.path / name, why)
 
     def _weight_files(self) -> tuple[list[str], dict[str, str] | None]:
-        if checkpoint_files.has(self.path, SINGLE_FILE) and not checkpoint_files.has(self.path, INDEX_FILE):
-            return [SINGLE_FILE], None
-        if checkpoint_files.has(self.path, INDEX_FILE):
-            listed = self.read_json(INDEX_FILE).get("weight_map")
-            if not isinstance(listed, dict) or not all(isinstance(v, str) for v in listed.values()):
-                raise ConfigError(f"{self.path / INDEX_FILE} has no weight_map of tensor names to files")
-            listed = {name: os.path.normpath(file) for name, file in listed.items()}  # removes ./ from names
-            shards, lost = sorted(set(listed.values())), []
-            for file in shards:
-                with checkpoint_files.opened(self.path, file) as descriptor:
-                    if descriptor is None:
-                        lost.append(file)
-            if lost:
-                raise ConfigError(f"{self.path} lacks {summary(lost)}, which {INDEX_FILE} lists; download it again")
-            return shards, listed
-        shards = [name for name in self._safetensors() if not name.startswith(OTHER_FILES)]
-        if not shards:
-            others = f", only {summary(found)}" if (found := self._safetensors()) else ""
-            raise ConfigError(
-                f"{self.path} holds no safetensors file of weights{others}; --model needs weights in that format, and "
-                "--lora takes adapters"
-            )
-        return shards, None
+        listed = self.read_index()
+        if listed is None:
+            return unlisted_shards([path.name for path in self.path.glob("*.safetensors")], str(self.path)), None
+        shards, lost = sorted(set(listed.values())), []
+        for file in shards:
+            with checkpoint_files.opened(self.path, file) as descriptor:
+                if descriptor is None:
+                    lost.append(file)
+        if lost:
+            raise ConfigError(f"{self.path} lacks {summary(lost)}, which {INDEX_FILE} lists; download it again")
+        return shards, listed
+
+    def read_index(self) -> dict[str, str] | None:
+        """Returns tensor name -> file as in the index; None without an index. Raises ConfigError for an invalid one."""
+        if not checkpoint_files.has(self.path, INDEX_FILE):
+            return None
+        listed = self.read_json(INDEX_FILE).get("weight_map")
+        if not isinstance(listed, dict) or not all(isinstance(v, str) for v in listed.values()):
+            raise ConfigError(f"{self.path / INDEX_FILE} has no weight_map of tensor names to files")
+        return {name: os.path.normpath(file) for name, file in listed.items()}  # removes ./ from names
+
+    def weight_files(self) -> list[str]:
+        """Returns the names of the safetensors files that are loaded. Raises ConfigError if one is missing."""
+        shards, _ = self._weight_files()
+        return shards
+
+
+def unlisted_shards(names: Iterable[str], place: str) -> list[str]:
+    """Returns which files have the weights of a checkpoint without an index.
+
+    They are `SINGLE_FILE`, else numbered shards, else all safetensors files in the directory itself except adapters and
+    second copies of the weights.
+
+    Args:
+        names: The files of the checkpoint.
+        place: The checkpoint, as errors name it.
+
+    Raises:
+        ConfigError: There are none, or a numbered shard is missing.
+    """
+    found = sorted(name for name in names if name.endswith(".safetensors") and "/" not in name)
+    if SINGLE_FILE in found:
+        return [SINGLE_FILE]
+    if numbered := [(name, match) for name in found if (match := _NUMBERED.fullmatch(name))]:
+        prefix = next((each["prefix"] for _, each in numbered if each["prefix"] == "model"), numbered[0][1]["prefix"])
+        shards = {int(each["number"]): name for name, each in numbered if each["prefix"] == prefix}
+        count = max(int(each["count"]) for _, each in numbered if each["prefix"] == prefix)
+        if lost := [str(number) for number in range(1, count + 1) if number not in shards]:
+            first, numbers = shards[min(shards)], ", ".join(lost[:4])
+            raise ConfigError(f"{place} has {first!r}, but lacks number {numbers} of {count}; download it again")
+        return list(shards.values())
+    own = [name for name in found if not name.startswith(OTHER_FILES)]
+    if not own:
+        others = f", only {summary(found)}" if found else ""
+        raise ConfigError(
+            f"{place} holds no safetensors file of weights{others}; --model needs weights in that format, and --lora "
+            "takes adapters"
+        )
+    return own
 
     def _safetensors(self) -> list[str]:
         return sorted(path.name for path in self.path.glob("*.safetensors"))
 
 
 def resolve_checkpoint(model: str | None, progress: hub.Progress | None = None) -> Checkpoint:
-    """Returns the checkpoint that `--model` names (docs/reference/flags.md).
+    """Returns the checkpoint that `--model` names (docs/reference/flags.md), with all its files.
 
     Args:
         model: A local directory, ``hf://org/name[@revision]`` (downloaded into huggingface_hub's cache), or None for
             the demo checkpoint in the package.
-        progress: Called as ``("download", bytes_done, bytes_total)`` during a download.
+        progress: See `fetch_weights`.
 
     Raises:
         ConfigError: There is no such directory or repository, or it has no readable config.json or no weights.
+    """
+    checkpoint = open_checkpoint(model)
+    fetch_weights(model, checkpoint, progress)
+    return checkpoint
+
+
+def open_checkpoint(model: str | None, *, has_weights: bool = True) -> Checkpoint:
+    """Returns the checkpoint that `--model` names; of a hub repository only files other than weights are downloaded.
+
+    Args:
+        model: As for `resolve_checkpoint`.
+        has_weights: Whether a directory without weights is refused.
+
+    Raises:
+        ConfigError: As `resolve_checkpoint`, except for missing weights in a repository.
     """
     if model is None:
         path = Path(__file__).resolve().parent.parent / "demo" / "checkpoint"
         if not path.is_dir():
             raise ConfigError("this copy of unmask has no demo checkpoint; name a model with --model")
-        return _open(path)
+        return _open(path, has_weights=has_weights)
     if model.startswith("hf://"):
-        return _open(hub.download(model, hub.PATTERNS, progress))
-    return _open(checkpoint_files.find_directory(model, f"--model {model!r}"))
+        return _open(hub.download(model, hub.TEXT_PATTERNS, hub.SUBFOLDERS), has_weights=False)
+    return _open(checkpoint_files.find_directory(model, f"--model {model!r}"), has_weights=has_weights)
 
 
 def resolve_text_files(model: str | None) -> Path:
     """Returns the checkpoint's directory; of a hub repository only files other than weights are downloaded."""
-    if model is not None and model.startswith("hf://"):
-        return hub.download(model, hub.TEXT_PATTERNS)
-    return resolve_checkpoint(model).path
+    return open_checkpoint(model).path
+
+
+@dataclass(frozen=True)
+class MissingWeights:
+    """Files of weights that have to be downloaded."""
+
+    repository: hub.Repository
+    names: tuple[str, ...]
+
+    def fetch(self, progress: hub.Progress | None = None) -> None:
+        """Downloads them. Raises ConfigError if the disk has no space for them, or the download failed."""
+        repository = self.repository
+        if repository.unavailable:
+            raise ConfigError(
+                f"--model {repository.model!r} could not be fetched: the cache lacks {summary(list(self.names))}, and "
+                f"{repository.unavailable}"
+            )
+        repository.fetch(self.names, progress)
+
+
+def find_missing_weights(model: str | None, checkpoint: Checkpoint) -> MissingWeights | None:
+    """Returns which weights of a hub repository are not in the cache; None if all of them are.
+
+    Args:
+        model: As for `resolve_checkpoint`.
+        checkpoint: Result of `open_checkpoint`.
+
+    Raises:
+        ConfigError: The repository has no weights, or nothing lists its files and the cache lacks some.
+    """
+    if model is None or not model.startswith("hf://"):
+        return None
+    try:
+        repository = hub.Repository.of(model, checkpoint.path.name)
+    except hub.HubUnavailable as error:
+        _check_unlisted(model, checkpoint, str(error))
+        return None
+    names = listed_weights(repository, checkpoint)
+    missing = tuple(name for name in names if not os.path.exists(checkpoint.path / name))
+    return MissingWeights(repository, missing) if missing else None
+
+
+def listed_weights(repository: hub.Repository, checkpoint: Checkpoint) -> list[str]:
+    """Returns the files of a repository that hold the weights of a checkpoint. Raises ConfigError if it lacks one."""
+    listed = checkpoint.read_index()
+    if listed is None:
+        return unlisted_shards(repository.files, repository.model)
+    names = sorted(set(listed.values()))
+    if lost := [name for name in names if name not in repository.files]:
+        raise ConfigError(
+            f"--model {repository.model!r} lacks {summary(lost)}, which {INDEX_FILE} lists; use another revision"
+        )
+    return names
+
+
+def fetch_weights(model: str | None, checkpoint: Checkpoint, progress: hub.Progress | None = None) -> None:
+    """Downloads the weights of a hub repository that are not in the cache.
+
+    Args:
+        model: As for `resolve_checkpoint`.
+        checkpoint: Result of `open_checkpoint`.
+        progress: Called as ``("download", bytes_done, bytes_total)`` during a download.
+
+    Raises:
+        ConfigError: As `find_missing_weights` and `MissingWeights.fetch`.
+    """
+    missing = find_missing_weights(model, checkpoint)
+    if missing is not None:
+        missing.fetch(progress)
+
+
+def _check_unlisted(model: str, checkpoint: Checkpoint, reason: str) -> None:
+    """Checks a copy in the cache whose files nothing lists. Raises ConfigError if it lacks weights."""
+    try:
+        checkpoint.weight_files()
+    except ConfigError as error:
+        raise ConfigError(f"--model {model!r} could not be fetched: {error}, and {reason}") from None
+    path = checkpoint.path
+    lacks = [consequence for file, consequence in _OPTIONAL.items() if not checkpoint_files.has(path, file)]
+    tokenizer = checkpoint.read_json("tokenizer_config.json")
+    if "chat_template" in tokenizer or checkpoint_files.has(path, "chat_template.json"):
+        lacks = [consequence for consequence in lacks if "chat" not in consequence]
+    if lacks:
+        log.warning(
+            "--model %s: the copy in the cache may be incomplete, as %s. It has %s. If the repository has these files, "
+            "start once with the hub",
+            model, reason, "; ".join(lacks),
+        )  # fmt: skip
 
 
 def summary(names: list[str], limit: int = 4) -> str:
@@ -185,12 +330,13 @@ def summary(names: list[str], limit: int = 4) -> str:
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
-def _open(path: Path) -> Checkpoint:
+def _open(path: Path, *, has_weights: bool) -> Checkpoint:
     config = checkpoint_files.read_json(path, "config.json")
     if config is None:
         raise ConfigError(f"{path} holds no config.json; --model needs a checkpoint directory")
     checkpoint = Checkpoint(path, config, checkpoint_files.read_json(path, "generation_config.json") or {})
-    checkpoint.log_ignored_files()
+    if has_weights:
+        checkpoint.log_ignored_files()
     return checkpoint
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import hashlib
 import re
+import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from fnmatch import fnmatch
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from runtime.errors import ConfigError
@@ -14,7 +19,8 @@ from runtime.errors import ConfigError
 NAME = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 # Data only: code of a repository is never downloaded.
 TEXT_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
-PATTERNS = (*TEXT_PATTERNS, "*.safetensors")
+# Other checkpoints, adapters and logs. Templates in a subfolder are read.
+SUBFOLDERS = tuple(f"*/{pattern}" for pattern in TEXT_PATTERNS if pattern != "*.jinja")
 PROGRESS_SECONDS = 0.5  # seconds between calls of `progress`
 
 _QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]+")
@@ -24,73 +30,220 @@ Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in total
 _TOKEN = "HF_TOKEN (of a DiffusionLMService: spec.model.tokenSecretRef)"
 
 
-def download(model: str, patterns: Sequence[str], progress: Progress | None = None, *, named: str = "--model") -> Path:
+def download(model: str, patterns: Sequence[str], ignore: Sequence[str] = (), *, named: str = "--model") -> Path:
     """Downloads the files that match `patterns` into huggingface_hub's cache; returns their directory.
+
+    Without a connection to the hub, it returns the directory of an earlier download. It may lack files if the cache
+    does not list the files of the repository.
 
     Args:
         model: ``hf://org/name[@revision]``.
         patterns: File name patterns.
-        progress: Called on this thread about twice per second. An exception that it raises ends the wait.
+        ignore: Patterns of files that are left out.
         named: The flag or noun that errors name.
 
     Raises:
         ConfigError: `model` has another form, or the download failed.
     """
+    from huggingface_hub import errors
+
+    repository, revision = parse(model, named)
+    try:
+        return _snapshot(repository, revision, patterns, ignore)
+    except Exception as error:  # the hub's client raises many kinds: offline, unknown, gated, disk full
+        reason = _why(error, revision)
+        if _is_unreachable(error):  # the client does not search the cache for a revision that is a commit
+            with contextlib.suppress(errors.LocalEntryNotFoundError):
+                try:
+                    return _snapshot(repository, revision, patterns, ignore, local_files_only=True)
+                except errors.IncompleteSnapshotError as incomplete:
+                    lacks = str(incomplete).partition(". ")[0]  # the first sentence names the files
+                    reason = f"an earlier download did not end ({lacks}), and {reason}"
+        kind = TemporaryError if _is_unreachable(error) else ConfigError
+        raise kind(f"{named} {model!r} could not be fetched: {reason}") from error
+
+
+def parse(model: str, named: str = "--model") -> tuple[str, str | None]:
+    """Returns repository and revision of ``hf://org/name[@revision]``. Raises ConfigError for another form."""
     match = NAME.fullmatch(model)
     if match is None:
         raise ConfigError(f"{named} {model!r} is not of the form hf://org/name or hf://org/name@revision")
     repository, revision = match.groups()
-    fetched: Future[str] = Future()
+    return repository, revision
 
-    def fetch() -> None:
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a repository: its size in bytes, and its name in the cache, the hash of its content."""
+
+    size: int
+    blob: str
+
+    def matches(self, path: Path) -> bool:
+        """Whether the content of a file is this one, by its size and hash: sha256, or that of a git blob."""
+        if _size(path) != self.size:
+            return False
+        with path.open("rb") as file:
+            if len(self.blob) == hashlib.sha256().digest_size * 2:
+                return hashlib.file_digest(file, "sha256").hexdigest() == self.blob
+            content = file.read()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == self.blob
+
+
+class TemporaryError(ConfigError):
+    """A download failed, and may succeed later."""
+
+
+class HubUnavailable(Exception):
+    """Neither the hub nor the cache lists the files of a repository. The message is the reason, in one line."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """The files of a repository at one commit.
+
+    Attributes:
+        model: ``hf://org/name[@revision]``, for messages.
+        unavailable: Why the hub did not list the files, so that they are those that the cache lists; "" if it did.
+    """
+
+    model: str
+    commit: str
+    files: Mapping[str, HubFile]
+    unavailable: str = ""
+
+    @classmethod
+    def of(cls, model: str, commit: str) -> Repository:
+        """Lists the files of a repository. Raises HubUnavailable."""
+        from huggingface_hub import HfApi, get_cached_repo_tree
+        from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+        repository, _ = parse(model)
         try:
-            from huggingface_hub import snapshot_download
+            listed = HfApi().model_info(repository, revision=commit, files_metadata=True).siblings or ()
+        except Exception as error:
+            reason = _why(error, commit)
+            try:
+                tree = get_cached_repo_tree(repository, revision=commit)
+            except CachedRepoTreeNotFoundError:
+                raise HubUnavailable(reason) from error
+            return cls(model, commit, {file.path: HubFile(file.size, file.blob_id) for file in tree}, reason)
+        blobs = {file.rfilename: (file.lfs.sha256 if file.lfs else file.blob_id) or "" for file in listed}
+        return cls(model, commit, {file.rfilename: HubFile(file.size or 0, blobs[file.rfilename]) for file in listed})
 
-            fetched.set_result(snapshot_download(repository, revision=revision, allow_patterns=list(patterns)))
-        except Exception as error:  # the hub's client raises many kinds: offline, unknown, gated, disk full
-            fetched.set_exception(error)
+    def text_files(self) -> list[str]:
+        """Returns the names of the files other than weights that are read."""
+        return sorted(
+            name
+            for name in self.files
+            if any(fnmatchcase(name, pattern) for pattern in TEXT_PATTERNS)
+            and not any(fnmatchcase(name, pattern) for pattern in SUBFOLDERS)
+        )
 
-    threading.Thread(target=fetch, name="download", daemon=True).start()
-    if progress is not None:
-        files = _files(repository, revision, patterns)
-        while not wait([fetched], PROGRESS_SECONDS).done:
-            progress("download", _present(repository, files), sum(files.values()))
-    if error := fetched.exception():
-        raise ConfigError(f"{named} {model!r} could not be fetched: {_why(error, revision)}") from error
-    return Path(fetched.result())
+    def check_disk(self, names: Collection[str], to: Path | None = None) -> None:
+        """Raises ConfigError if the disk of the cache, or of the directory `to`, has no space for these files."""
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        files = {name: self.files[name] for name in names}
+        rest = sum(file.size for file in files.values()) - self._present(files, to)
+        place = Path(HF_HUB_CACHE) if to is None else to.absolute()
+        free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
+        if rest > free:
+            fix = "set HF_HOME to a directory with more" if to is None else "name another directory"
+            raise ConfigError(
+                f"--model {self.model!r}: {rest / 1e9:.2f} GB are to be downloaded, but {place} has {free / 1e9:.2f} "
+                f"GB of free space; free some, or {fix}"
+            )
+
+    def fetch(self, names: Collection[str], progress: Progress | None = None, to: Path | None = None) -> Path:
+        """Downloads files into huggingface_hub's cache, or into the directory `to`. Complete files are not requested.
+
+        Args:
+            progress: Called on this thread about twice per second. An exception that it raises ends the wait.
+
+        Returns:
+            The directory of the files.
+
+        Raises:
+            ConfigError: The disk has no space, or the download failed; TemporaryError if it may succeed later.
+        """
+        self.check_disk(names, to)
+        repository, _ = parse(self.model)
+        fetched: Future[Path] = Future()
+
+        def fetch() -> None:
+            try:
+                patterns = [glob.escape(name) for name in names]
+                fetched.set_result(_snapshot(repository, self.commit, patterns, to=to))
+            except Exception as error:
+                fetched.set_exception(error)
+
+        threading.Thread(target=fetch, name="download", daemon=True).start()
+        if progress is not None:
+            files = {name: self.files[name] for name in names}
+            total = sum(file.size for file in files.values())
+            while not wait([fetched], PROGRESS_SECONDS).done:
+                progress("download", self._present(files, to), total)
+        if error := fetched.exception():
+            kind = TemporaryError if _is_unreachable(error) else ConfigError
+            raise kind(f"--model {self.model!r} could not be fetched: {_why(error, self.commit)}") from error
+        return fetched.result()
+
+    def differing(self, directory: Path, names: Collection[str]) -> list[str]:
+        """Returns which files in a directory differ from those of the hub in size or content, or are missing."""
+        return [name for name in sorted(names) if not self.files[name].matches(directory / name)]
+
+    def _present(self, files: Mapping[str, HubFile], to: Path | None) -> int:
+        """Returns the downloaded bytes, from the disk: other processes of this server download into the same cache."""
+        if to is not None:
+            done = sum(min(file.size, _size(to / name)) for name, file in files.items())
+            parts = (to / ".cache" / "huggingface" / "download").rglob("*.incomplete")
+            return min(done + sum(map(_size, parts)), sum(file.size for file in files.values()))
+        from huggingface_hub.constants import HF_HUB_CACHE
+        from huggingface_hub.file_download import repo_folder_name
+
+        repository, _ = parse(self.model)
+        folder = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model") / "blobs"
+        sizes = {file.blob: file.size for file in files.values()}
+        largest: dict[str, int] = {}
+        for path in folder.glob("*"):
+            blob = path.name.split(".")[0]  # an incomplete file has a suffix
+            try:
+                largest[blob] = max(largest.get(blob, 0), path.stat().st_size)
+            except FileNotFoundError:  # it has just been completed and renamed
+                largest[blob] = sizes.get(blob, 0)
+        return sum(min(file.size, largest.get(file.blob, 0)) for file in files.values())
+
+
+def _snapshot(
+    repository: str,
+    revision: str | None,
+    patterns: Sequence[str],
+    ignore: Sequence[str] = (),
+    *,
+    local_files_only: bool = False,
+    to: Path | None = None,
+) -> Path:
+    from huggingface_hub import snapshot_download
+
+    path = snapshot_download(
+        repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(ignore),
+        local_files_only=local_files_only, local_dir=to,
+    )  # fmt: skip
+    return Path(path)
+
+
+def _size(path: Path) -> int:
+    """Returns the size of a file in bytes; 0 without one, as an incomplete file may just have been renamed."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def without_queries(text: str) -> str:
     """Removes queries from URLs in a text: in URLs to which a hub redirects, they are signatures."""
     return _QUERY.sub(r"\1", text)
-
-
-def _files(repository: str, revision: str | None, patterns: Sequence[str]) -> Mapping[str, int]:
-    """Returns blob name in the cache -> size; {} if the hub does not return it."""
-    from huggingface_hub import HfApi
-
-    try:
-        files = HfApi().model_info(repository, revision=revision, files_metadata=True).siblings or ()
-    except Exception:  # the download raises the same error, or finds the files in the cache
-        return {}
-    matching = (file for file in files if any(fnmatch(file.rfilename, pattern) for pattern in patterns))
-    return {(file.lfs.sha256 if file.lfs else file.blob_id) or "": file.size or 0 for file in matching}
-
-
-def _present(repository: str, files: Mapping[str, int]) -> int:
-    """Returns the downloaded bytes, from the disk: other processes of this server download into the same cache."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-    from huggingface_hub.file_download import repo_folder_name
-
-    folder = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model") / "blobs"
-    largest: dict[str, int] = {}
-    for path in folder.glob("*"):
-        name = path.name.split(".")[0]  # an incomplete file has a suffix
-        try:
-            largest[name] = max(largest.get(name, 0), path.stat().st_size)
-        except FileNotFoundError:  # it has just been completed and renamed
-            largest[name] = files.get(name, 0)
-    return sum(min(size, largest.get(name, 0)) for name, size in files.items())
 
 
 def _why(error: BaseException, revision: str | None) -> str:
@@ -123,6 +276,16 @@ def _why(error: BaseException, revision: str | None) -> str:
             "HF_ENDPOINT, or give a directory with the files"
         )
     return reason
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    """Whether the hub did not reply, or with an error of its own."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
+    return isinstance(error, errors.OfflineModeIsEnabled) or status >= 500 or _is_network_error(error)
 
 
 def _is_network_error(error: BaseException) -> bool:

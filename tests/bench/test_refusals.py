@@ -12,6 +12,7 @@ import pytest
 
 from runtime.bench import __main__ as bench
 from runtime.bench import sizes, warm
+from runtime.engine import fit
 from runtime.errors import ConfigError
 from tests.wait import TIMEOUT
 from tools.bench.__main__ import TOOLS as DEVELOPER_TOOLS
@@ -57,7 +58,7 @@ def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Makes the tools find 1 MB of available memory."""
     memory = tmp_path / "meminfo"
     memory.write_text("MemTotal: 9999999 kB\nMemAvailable:    1000 kB\n")
-    monkeypatch.setattr(sizes, "_MEMORY", memory)
+    monkeypatch.setattr(fit, "_MEMORY", memory)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_weights_that_do_not_fit_are_not_created(
 def test_several_ranks_end_with_the_sentence(tmp_path: Path) -> None:
     # Ranks are separate processes, so the patch must be in a module that Python imports at each start.
     (tmp_path / "sitecustomize.py").write_text(
-        f"from pathlib import Path\nfrom runtime.bench import sizes\nsizes._MEMORY = Path({str(sizes._MEMORY)!r})\n"
+        f"from pathlib import Path\nfrom runtime.engine import fit\nfit._MEMORY = Path({str(fit._MEMORY)!r})\n"
     )
     path = os.pathsep.join((str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")))
     command = [sys.executable, "-m", "tools.bench", *f"{RANKS} --sizes 2 --batch 1".split()]

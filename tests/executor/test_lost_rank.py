@@ -229,6 +229,6 @@ def test_a_refusal_by_a_rank_is_reported(key, flags, says):
 
 
 def test_ranks_that_see_other_files(monkeypatch, tmp_path):
-    monkeypatch.setattr(executor, "file_digests_of", lambda config, progress: {"config.json": "x"})
+    monkeypatch.setattr(executor, "file_digests_of", lambda config, checkpoint: {"config.json": "x"})
     with pytest.raises(ConfigError, match=r"rank 1 has other files than rank 0: .*config.json.* differ"):
         LLM(str(GOLDEN / "llada2_tiny"), **FLAGS)

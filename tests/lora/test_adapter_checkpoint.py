@@ -21,7 +21,7 @@ QKV = "model.layers.0.attention.query_key_value"
 def read_base(path):
     checkpoint = resolve_checkpoint(str(path))
     family = resolve_family(None, checkpoint.config)
-    return BaseModelInfo.of(family, family.parse(checkpoint.config), torch.float32, checkpoint)
+    return BaseModelInfo.of(family, family.parse(checkpoint.config), torch.float32, lambda: checkpoint)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
 from runtime.lora.adapter_checkpoint import resolve_adapter
-from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.checkpoint import resolve_checkpoint, unlisted_shards
 from tests.models.paged import load, logits_in_chunks
 from tests.oracle.tiny import tiny_config, tiny_tensors
 
@@ -295,25 +295,24 @@ def test_directories_that_are_no_checkpoint(tmp_path):
             resolve_checkpoint(name)
 
 
-def test_hub_names_are_resolved_by_huggingface_hub(tiny, monkeypatch):
-    import huggingface_hub
-
-    path, asked = tiny(), []
-
-    def snapshot_download(repository, *, revision, allow_patterns):
-        asked.append((repository, revision))
-        if repository == "org/gone":
-            raise OSError("not found\nsecond line")
-        assert not any("py" in p for p in allow_patterns), "a checkpoint never brings code"
-        return str(path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert resolve_checkpoint("hf://org/some-model@v1.2").path == path
-    assert resolve_checkpoint("hf://org/model").path == path
-    assert asked == [("org/some-model", "v1.2"), ("org/model", None)]
-    with pytest.raises(ConfigError) as error:
-        resolve_checkpoint("hf://org/gone")
-    assert "not found" in one_line(error)
+@pytest.mark.parametrize(
+    ("files", "loaded", "problem"),
+    [
+        (["model.safetensors", "consolidated.safetensors", "adapter_model.safetensors"], ["model.safetensors"], ""),
+        (["a.safetensors", "b.safetensors", "adapter_model.safetensors"], ["a.safetensors", "b.safetensors"], ""),
+        (["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "consolidated-1-of-1.safetensors"],
+         ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], ""),
+        (["model-00002-of-00003.safetensors"], [], "'model-00002-of-00003.*, but lacks number 1, 3 of 3"),
+        (["consolidated.safetensors"], ["consolidated.safetensors"], ""),
+        (["pytorch_model.bin", "lora/adapter_model.safetensors"], [], "holds no safetensors file"),
+    ],
+)  # fmt: skip
+def test_weights_without_an_index(files, loaded, problem):
+    if problem:
+        with pytest.raises(ConfigError, match=problem):
+            unlisted_shards(files, "here")
+    else:
+        assert unlisted_shards(files, "here") == loaded
 
 
 def test_a_directory_of_the_hub_cache_is_named_by_its_commit(tiny, tmp_path):

@@ -10,8 +10,8 @@ from torch import nn
 
 from runtime.algorithms.base import ACCEPT, algorithm_keys
 from runtime.bench.model_shapes import ARCHITECTURES
+from runtime.engine.model_plan import DEFAULT_MODEL_LEN
 from runtime.engine.request_defaults import supported_algorithms
-from runtime.engine.setup import DEFAULT_MODEL_LEN
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import ModelFamily, families, resolve_family

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from runtime.config import EngineConfig, ServerConfig
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
-VERSION = 12  # version of the protocol; increased if a struct or its meaning changes
+VERSION = 13  # version of the protocol; increased if a struct or its meaning changes
 
 PING_SECONDS = 1.0  # interval of `Ping`; an idle backend replies to each with `Stats`
 BUSY_STATS_SECONDS = 0.25  # interval of `Stats` while a backend runs steps
@@ -45,6 +45,7 @@ class Configure(msgspec.Struct, tag=True, frozen=True):
         devices: indices of the visible GPUs that the replica uses.
         nodes: number of hosts of the replica.
         address, port: where the ranks on other hosts connect to, if `nodes` exceeds 1.
+        chat_template: file that replaces the checkpoint's chat template; it is checked before a download.
     """
 
     engine: EngineConfig
@@ -54,12 +55,13 @@ class Configure(msgspec.Struct, tag=True, frozen=True):
     nodes: int = 1
     address: str = "localhost"
     port: int = 0
+    chat_template: str | None = None
 
     @classmethod
     def of(cls, config: ServerConfig, engine: EngineConfig, replica: int) -> Configure:
         devices, port = config.devices_of(replica), config.master_port or 0
         placement = config.num_nodes, config.master_addr, port
-        return cls(engine, devices, config.log_level, config.log_format, *placement)
+        return cls(engine, devices, config.log_level, config.log_format, *placement, config.chat_template)
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):

@@ -177,7 +177,7 @@ def load_engine(configure: ipc_protocol.Configure, progress: Progress, lost: Los
     if config.tensor_parallel_size == 1:
         from runtime.engine import setup
 
-        return setup.load_engine(config, progress)
+        return setup.load_engine(config, progress, chat_template=configure.chat_template)
     from runtime.executor.executor import MultiprocExecutor
     from runtime.executor.rank_launcher import WorkerPlacement
 
@@ -193,7 +193,7 @@ def load_engine(configure: ipc_protocol.Configure, progress: Progress, lost: Los
             ) from None
     placement = WorkerPlacement(devices, configure.nodes, address, configure.port, command)
     return MultiprocExecutor(config.tensor_parallel_size, placement, config.distributed_timeout_seconds, lost).load(
-        config, progress
+        config, progress, chat_template=configure.chat_template
     )
 
 
@@ -203,8 +203,8 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, ConfigError | ReplicaLost):
         return first
     if is_out_of_memory(error) or type(error).__name__ == "AcceleratorError":
-        flags = "--num-pages, --max-num-reqs or --max-model-len"
-        return f"the model and its KV cache do not fit in memory ({first}); set a smaller {flags}"
+        flags = "--num-pages, --max-num-reqs, --max-num-batched-tokens or --max-model-len"
+        return f"a step and the KV cache do not fit in memory ({first}); set a smaller {flags}, or --quantization"
     return f"the engine could not be loaded: {type(error).__name__}: {first}"
 
 

@@ -1,0 +1,134 @@
+"""What is decided about a model before its weights are read: family, block size, strategy and defaults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from runtime.config import EngineConfig
+from runtime.distributed.process_group import TensorParallelGroup
+from runtime.engine.fit import Sizing
+from runtime.engine.request_defaults import CheckpointDefaults
+from runtime.errors import ConfigError
+from runtime.models.base import ModelFamily, ModelInfo, resolve_family
+from runtime.models.block_size import BlockSize, resolve_block_size
+from runtime.models.look_alikes import check_look_alikes
+from runtime.models.published import published_defaults
+from runtime.quantization.checkpoint.scheme import get_scheme, quantization_of
+from runtime.scheduling.strategy import DecodingContext, Strategy
+from runtime.strategies.registry import make_strategy, strategies_supporting
+from runtime.weights.checkpoint import Checkpoint
+from runtime.weights.repository import repository_names
+
+DEFAULT_MODEL_LEN = 4096
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """What flags, config.json and the name of the repository decide about a model.
+
+    Attributes:
+        arch: result of ``family.parse``.
+        strategy_key: key of the strategy, as in --decoding-strategy.
+    """
+
+    family: ModelFamily[Any]
+    arch: Any
+    facts: ModelInfo
+    defaults: CheckpointDefaults
+    block_size: BlockSize
+    context: DecodingContext
+    strategy_key: str
+    strategy: Strategy
+
+    def sizing(
+        self, config: EngineConfig, checkpoint: Checkpoint, dtype: torch.dtype, group: TensorParallelGroup
+    ) -> Sizing:
+        """Returns what determines the memory of the model."""
+        return Sizing(
+            config=config,
+            family=self.family,
+            arch=self.arch,
+            vocab_size=self.facts.vocab_size,
+            strategy=self.strategy,
+            max_model_len=self.context.max_model_len,
+            dtype=dtype,
+            quantization=quantization_of(checkpoint.config, config.quantization),
+            is_quantized=get_scheme(checkpoint.config) is not None,
+            group=group,
+        )
+
+
+def plan_model(config: EngineConfig, checkpoint: Checkpoint) -> ModelPlan:
+    """Returns the plan of a model. Raises ConfigError if a flag or the checkpoint is not supported."""
+    names = (*filter(None, [config.model_name]), *repository_names(config.model, checkpoint.path, checkpoint.config))
+    check_look_alikes(checkpoint.config, names, config.sampling_mode)
+    family = resolve_family(config.model_name, checkpoint.config)
+    arch = family.parse(checkpoint.config)
+    facts = family.facts(arch)
+    block_size = resolve_block_size(config.block_size, family, facts, checkpoint.config, names)
+    context = _context(config, facts, block_size.tokens)
+    key = _strategy_key(config, family, names)
+    return ModelPlan(
+        family=family,
+        arch=arch,
+        facts=facts,
+        defaults=CheckpointDefaults(published_defaults(family.key, names), checkpoint.generation_config),
+        block_size=block_size,
+        context=context,
+        strategy_key=key,
+        strategy=_strategy(config, family, context, key),
+    )
+
+
+def _strategy_key(config: EngineConfig, family: ModelFamily[Any], names: Sequence[str]) -> str:
+    """Returns the strategy of the flag, else of the repository's name, else the first of the family.
+
+    Raises:
+        ConfigError: the family has strategies by name, and no name tells which one this checkpoint needs.
+    """
+    if config.decoding_strategy is not None or not family.strategy_in_name:
+        return config.decoding_strategy or family.strategies[0]
+    for name in names:
+        words = re.split(r"[^a-z0-9]+", name.rpartition("/")[2].lower())
+        if len(found := {key for word, key in family.strategy_in_name.items() if word in words}) == 1:
+            return found.pop()
+    choices = " or ".join(f"{key} ({word})" for word, key in family.strategy_in_name.items())
+    raise ConfigError(
+        f"neither config.json nor the name of the checkpoint tells how this {family.key} model was trained; set "
+        f"--decoding-strategy to {choices}"
+    )
+
+
+def _context(config: EngineConfig, facts: ModelInfo, block_size: int) -> DecodingContext:
+    limit = facts.max_positions
+    max_model_len = config.max_model_len or min(facts.max_model_len or DEFAULT_MODEL_LEN, limit)
+    if max_model_len > limit:
+        raise ConfigError(f"--max-model-len {max_model_len} is more than the checkpoint's limit of {limit} positions")
+    return DecodingContext(
+        block_size=block_size,
+        buffer_size=config.buffer_size,
+        prefix_caching=not config.disable_prefix_caching,
+        max_model_len=max_model_len,
+        shift=facts.shift,
+        vocab_size=facts.vocab_size,
+    )
+
+
+def _strategy(config: EngineConfig, family: ModelFamily[Any], context: DecodingContext, key: str) -> Strategy:
+    supported = family.strategies + strategies_supporting(family.key)
+    strategy = make_strategy(key, supported, context)
+    budget = config.max_num_batched_tokens
+    if budget < strategy.max_rows():
+        why = f"blocks of {context.block_size} and --buffer-size {strategy.buffer_size}"
+        if strategy.requires_full_prompt:
+            why += f" and, as prompts are not split, --max-model-len {context.max_model_len}"
+        raise ConfigError(
+            f"--max-num-batched-tokens: {budget} is less than the {strategy.max_rows()} rows that a step of one "
+            f"request may take, with {why}"
+        )
+    return strategy
