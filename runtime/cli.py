@@ -1,4 +1,4 @@
-"""``unmask``: one command for ``python -m runtime.server``, ``runtime.chat`` and ``runtime.bench``.
+"""``unmask``: one command for the server, for models that no server runs, and for the tools.
 
 Modules of a subcommand are imported when it is selected, so that ``--help`` is fast.
 """
@@ -19,6 +19,8 @@ COMMANDS = {
         "runtime.server.cli",
         "serve [MODEL] [flags]: a model over HTTP; MODEL is a directory, org/name or hf://org/name",
     ),
+    "fit": ("runtime.commands.fit", "fit [MODEL] [flags]: whether a model fits into the memory of a device"),
+    "pull": ("runtime.commands.pull", "pull MODEL [--to DIR]: download what the server would read"),
     "chat": ("runtime.chat", "chat [flags]: talk to a running server in the terminal"),
     "bench": ("runtime.bench.__main__", "bench TOOL [flags]: measure speed and accuracy"),
 }

@@ -83,6 +83,7 @@ OTHER_FLAGS = {
     "uv": {"--torch-backend"},
     "velero": {"--include-namespaces", "--selector"},
     "openapi-python-client": {"--url"},
+    "unmask pull": {"--to"},
     "placeholders": {"--flag"},
 }  # fmt: skip
 

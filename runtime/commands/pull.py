@@ -1,0 +1,131 @@
+"""``unmask pull``: downloads the files of a model that the server reads, and checks them. It imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+from runtime.cli import model as with_scheme
+from runtime.errors import ConfigError
+
+REPORT_SECONDS = 10.0  # between lines of progress in a log
+EPILOG = """\
+Complete files of an earlier call are not downloaded again. The directory is printed on stdout, for example for
+unmask serve "$(unmask pull JetLM/SDAR-8B-Chat)".
+
+The exit code is 0 if all files are there and equal those of the hub, 1 if another call may succeed (the hub cannot be
+reached), and 2 if none can: the model or its revision does not exist, a token is needed, or the disk is too small."""
+
+
+def main(argv: list[str]) -> int:
+    """Downloads a model. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="unmask pull", description="Downloads config.json, tokenizer and weights of a model, and nothing else.",
+        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("model", help="org/name or hf://org/name, each optionally with @REVISION")
+    parser.add_argument("--to", type=Path, help="directory for plain files; default: the cache of huggingface_hub")
+    args = parser.parse_args(argv)
+    from runtime.weights.hub import TemporaryError
+
+    try:
+        print(pull(with_scheme(args.model), args.to))
+    except TemporaryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("error: interrupted; the next call continues with the files that are missing", file=sys.stderr)
+        return 1
+    return 0
+
+
+def pull(model: str, to: Path | None) -> Path:
+    """Downloads and checks the files of a model. Returns their directory.
+
+    Args:
+        model: ``hf://org/name[@revision]``.
+        to: Directory for plain files; None: the cache of huggingface_hub.
+
+    Raises:
+        ConfigError: The model cannot be downloaded; TemporaryError if another call may succeed.
+    """
+    from huggingface_hub.utils import disable_progress_bars
+
+    from runtime.weights import hub
+    from runtime.weights.checkpoint import listed_weights, open_checkpoint, summary
+
+    if not model.startswith("hf://"):
+        raise ConfigError(f"{model!r} is not org/name or hf://org/name; only models of the hub are downloaded")
+    disable_progress_bars()
+    if to is not None:
+        _check_writable(to)
+    checkpoint = open_checkpoint(model)
+    try:
+        repository = hub.Repository.of(model, checkpoint.path.name)
+    except hub.HubUnavailable as error:
+        raise hub.TemporaryError(f"{model!r} could not be compared with the hub: {error}") from error
+    if repository.unavailable:
+        raise hub.TemporaryError(f"{model!r} could not be compared with the hub: {repository.unavailable}")
+    names = [*repository.text_files(), *listed_weights(repository, checkpoint)]
+    size = sum(repository.files[name].size for name in names)
+    print(f"{model}, commit {repository.commit}: {len(names)} files, {size / 1e9:.2f} GB", file=sys.stderr)
+    line = ProgressLine(sys.stderr)
+    directory = repository.fetch(names, line.show, to)
+    line.end()
+    if wrong := repository.differing(directory, names):
+        for name in wrong:
+            for path in {(directory / name).resolve(), directory / name}:  # in the cache, a link and its target
+                path.unlink(missing_ok=True)
+        raise hub.TemporaryError(
+            f"{summary(wrong)} differed from the hub and {'was' if len(wrong) == 1 else 'were'} removed; call again"
+        )
+    return directory
+
+
+def _check_writable(to: Path) -> None:
+    """Creates the directory. Raises ConfigError if that is not possible."""
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        probe = to / ".unmask-pull"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"--to {to}: cannot be written: {error.strerror}; name a directory of your own") from None
+
+
+class ProgressLine:
+    """Progress of a download: one line that changes in a terminal, else a line every `REPORT_SECONDS`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.began = self.reported = time.monotonic()
+        self.first: int | None = None  # bytes that were there before
+        self.written = 0  # characters of the line in the terminal
+
+    def show(self, phase: str, done: int, total: int) -> None:
+        """Shows the progress. Arguments: see ``runtime.weights.hub.Progress``."""
+        now = time.monotonic()
+        if self.first is None:
+            self.first = done
+        if not self.stream.isatty() and now - self.reported < REPORT_SECONDS:
+            return
+        self.reported = now
+        rate = (done - self.first) / max(now - self.began, 1e-9)
+        left = f", {(total - done) / rate:.0f} s left" if rate > 0 else ""
+        text = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {100 * done // max(total, 1)} %, {rate / 1e6:.1f} MB/s{left}"
+        if self.stream.isatty():
+            print(f"\r{text.ljust(self.written)}", end="", file=self.stream, flush=True)
+            self.written = len(text)
+        else:
+            print(text, file=self.stream, flush=True)
+
+    def end(self) -> None:
+        """Ends the line in a terminal."""
+        if self.written:
+            print(file=self.stream)
