@@ -56,7 +56,7 @@ def _fit(model: str | None, device: str | None, flags: list[str]) -> int:
     import torch  # after the flags, so that a wrong one is reported at once
 
     from runtime.distributed.process_group import TensorParallelGroup
-    from runtime.engine.setup import plan_model
+    from runtime.engine.model_plan import plan_model
     from runtime.plugins import load_plugins
     from runtime.weights.checkpoint import open_checkpoint
 

@@ -11,7 +11,7 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.distributed.process_group import TensorParallelGroup
-from runtime.engine.fit import Sizing
+from runtime.engine.fit import PAGE_SIZE, Sizing
 from runtime.engine.request_defaults import CheckpointDefaults
 from runtime.errors import ConfigError
 from runtime.models.base import ModelFamily, ModelInfo, resolve_family
@@ -44,6 +44,7 @@ class ModelPlan:
     context: DecodingContext
     strategy_key: str
     strategy: Strategy
+    page_size: int
 
     def sizing(
         self, config: EngineConfig, checkpoint: Checkpoint, dtype: torch.dtype, group: TensorParallelGroup
@@ -73,6 +74,7 @@ def plan_model(config: EngineConfig, checkpoint: Checkpoint) -> ModelPlan:
     block_size = resolve_block_size(config.block_size, family, facts, checkpoint.config, names)
     context = _context(config, facts, block_size.tokens)
     key = _strategy_key(config, family, names)
+    strategy = _strategy(config, family, context, key)
     return ModelPlan(
         family=family,
         arch=arch,
@@ -81,7 +83,8 @@ def plan_model(config: EngineConfig, checkpoint: Checkpoint) -> ModelPlan:
         block_size=block_size,
         context=context,
         strategy_key=key,
-        strategy=_strategy(config, family, context, key),
+        strategy=strategy,
+        page_size=_page_size(config, facts, context.block_size, strategy),
     )
 
 
@@ -132,3 +135,20 @@ def _strategy(config: EngineConfig, family: ModelFamily[Any], context: DecodingC
             f"request may take, with {why}"
         )
     return strategy
+
+
+def _page_size(config: EngineConfig, facts: ModelInfo, block_size: int, strategy: Strategy) -> int:
+    """Returns the tokens per page of the KV cache. Raises ConfigError if it does not fit the block size."""
+    if block_size % facts.block_multiple:
+        raise ConfigError(
+            f"--block-size {block_size} is no multiple of {facts.block_multiple}, the positions that this checkpoint "
+            "computes together"
+        )
+    page_size = config.page_size or PAGE_SIZE
+    if not strategy.block_layout.from_prompt and page_size % block_size and block_size % page_size:
+        default = "" if config.page_size else ", its default,"
+        raise ConfigError(
+            f"--page-size {page_size}{default} is neither a multiple nor a divisor of the block size {block_size}; set "
+            f"one that is, such as {block_size}"
+        )
+    return page_size

@@ -16,7 +16,7 @@ from runtime.config import EngineConfig
 from runtime.distributed.gpu import require_gpu
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.engine import Engine
-from runtime.engine.fit import PAGE_SIZE, DeviceMemory, Sizing
+from runtime.engine.fit import DeviceMemory, Sizing
 from runtime.engine.model_plan import ModelPlan, plan_model
 from runtime.engine.request_defaults import (
     read_edit_tokens,
@@ -78,12 +78,8 @@ def load_engine(
     with contextlib.closing(KernelCompiler(device)) as compiler:
         if config.compile_mode is None:  # `build_model_runner` does not use the compiler with torch.compile
             compiler.start()
-        ids = resolve_token_ids(
-            checkpoint, family, plan.facts, mask_token_id=config.mask_token_id, eos_token_ids=config.eos_token_ids,
-            skip_tokenizer=config.skip_tokenizer,
-        )  # fmt: skip
         rank = RankDevice(device, dtype, group, free_at_start, compiler)
-        info = _info(config, checkpoint, plan, ids, rank)
+        info = _info(config, checkpoint, plan, rank)
         for line in values_in_use(info, plan.block_size, plan.defaults.published) if group.rank == 0 else ():
             log.info("%s", line)
         lora = make_lora_setup(config, fetched, family, arch, dtype, device)
@@ -171,22 +167,13 @@ def _dtype(config: EngineConfig) -> torch.dtype:
     return dtype
 
 
-def _info(config: EngineConfig, checkpoint: Checkpoint, plan: ModelPlan, ids: TokenIds, rank: RankDevice) -> EngineInfo:
+def _info(config: EngineConfig, checkpoint: Checkpoint, plan: ModelPlan, rank: RankDevice) -> EngineInfo:
     """Returns EngineInfo without the number of pages, which depends on the memory after loading."""
     family, facts, context, strategy = plan.family, plan.facts, plan.context, plan.strategy
-    block_size = context.block_size
-    if block_size % facts.block_multiple:
-        raise ConfigError(
-            f"--block-size {block_size} is no multiple of {facts.block_multiple}, the positions that this checkpoint "
-            "computes together"
-        )
-    page_size = config.page_size or PAGE_SIZE
-    if not strategy.block_layout.from_prompt and page_size % block_size and block_size % page_size:
-        default = "" if config.page_size else ", its default,"
-        raise ConfigError(
-            f"--page-size {page_size}{default} is neither a multiple nor a divisor of the block size {block_size}; set "
-            f"one that is, such as {block_size}"
-        )
+    ids = resolve_token_ids(
+        checkpoint, family, facts, mask_token_id=config.mask_token_id, eos_token_ids=config.eos_token_ids,
+        skip_tokenizer=config.skip_tokenizer,
+    )  # fmt: skip
     edit_tokens = read_edit_tokens(facts, ids)
     info = EngineInfo(
         family=family.key,
@@ -203,9 +190,9 @@ def _info(config: EngineConfig, checkpoint: Checkpoint, plan: ModelPlan, ids: To
         bos_token_id=ids.bos,
         delete_token_id=None if edit_tokens is None else edit_tokens.delete,
         split_token_id=None if edit_tokens is None else edit_tokens.split,
-        block_size=block_size,
+        block_size=context.block_size,
         buffer_size=strategy.buffer_size,
-        page_size=page_size,
+        page_size=plan.page_size,
         num_pages=0,
         max_model_len=context.max_model_len,
         max_num_reqs=config.max_num_reqs,
@@ -225,6 +212,6 @@ def _info(config: EngineConfig, checkpoint: Checkpoint, plan: ModelPlan, ids: To
             max_run=config.structured_max_run,
         ),
         structured_output_error=_structured_output_unavailable_reason(config, plan, ids),
-        **request_defaults(config, family, plan.defaults, strategy, plan.strategy_key, block_size, edit_tokens),
+        **request_defaults(config, family, plan.defaults, strategy, plan.strategy_key, context.block_size, edit_tokens),
     )
     return with_decoding_flag(config, info)

@@ -133,7 +133,7 @@ class Checkpoint:
     def _weight_files(self) -> tuple[list[str], dict[str, str] | None]:
         listed = self.read_index()
         if listed is None:
-            return unlisted_shards([path.name for path in self.path.glob("*.safetensors")], str(self.path)), None
+            return unlisted_shards(self._safetensors(), str(self.path)), None
         shards, lost = sorted(set(listed.values())), []
         for file in shards:
             with checkpoint_files.opened(self.path, file) as descriptor:
@@ -156,6 +156,9 @@ class Checkpoint:
         """Returns the names of the safetensors files that are loaded. Raises ConfigError if one is missing."""
         shards, _ = self._weight_files()
         return shards
+
+    def _safetensors(self) -> list[str]:
+        return sorted(path.name for path in self.path.glob("*.safetensors"))
 
 
 def unlisted_shards(names: Iterable[str], place: str) -> list[str]:
@@ -190,9 +193,6 @@ def unlisted_shards(names: Iterable[str], place: str) -> list[str]:
             "takes adapters"
         )
     return own
-
-    def _safetensors(self) -> list[str]:
-        return sorted(path.name for path in self.path.glob("*.safetensors"))
 
 
 def resolve_checkpoint(model: str | None, progress: hub.Progress | None = None) -> Checkpoint:
