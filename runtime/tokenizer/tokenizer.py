@@ -51,7 +51,6 @@ class Tokenizer:
         if data is None:
             raise ConfigError(f"{self._file}: not found; the checkpoint has no tokenizer; {tokenizer_json.REMEDY}")
         config = checkpoint_files.read_json(directory, tokenizer_json.CONFIG_FILE) or {}
-        self._lacks_prefix = is_converted and tokenizer_json.lacks_prefix(data)
         controls = filter(tokenizer_json.is_control, data["added_tokens"])
         self._controls = {token["content"]: token["id"] for token in controls}
         library = _load(data, self._file)  # with special tokens under their own names; it checks the file's form
@@ -71,6 +70,7 @@ class Tokenizer:
         self.max_token_id = max(tokens)
         self._max_token_bytes = self.byte_decoder.max_token_bytes()
         self._ids = {text: id for id, text in tokens.items()}
+        self._prefix = tokenizer_json.Prefix.of(data, marks.of_tokens) if is_converted else None
         self._encoder = _load(tokenizer_json.with_new_names(data, marks.of_tokens), self._file)
         for text, mark in marks.of_tokens.items():
             found = self._encoder.token_to_id(mark)
@@ -193,8 +193,8 @@ class Tokenizer:
 
     def _encode(self, text: str, encoder: Any = None) -> Any:
         """Encodes with the library, which releases the GIL; without an encoder, with the tokenizer's own."""
-        if self._lacks_prefix:
-            text = tokenizer_json.with_prefix(text)
+        if self._prefix is not None:
+            text = self._prefix.add(text)
         encoder = encoder or self._encoder
         return _call_library(encoder.encode_batch_fast, [text], add_special_tokens=False)[0]
 

@@ -17,7 +17,7 @@ import json
 import logging
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,13 @@ from runtime.weights.tokenizer_json import (
     TIKTOKEN_FILE,
     TIKTOKEN_SUFFIX,
     TOKEN_FLAGS,
+    TRAILING_SPACES,
+    Prefix,
     added_token,
     declared_tokens,
-    lacks_prefix,
     listed_tokens,
     token_text,
-    with_prefix,
+    with_new_names,
 )
 
 CPU_SECONDS = 600
@@ -302,7 +303,8 @@ def _add_tokens(data: dict[str, Any], settings: _Settings, first: int) -> None:
     """Adds the declared tokens with their ids, then special tokens without one from id `first` on."""
     vocabulary = data["model"]["vocab"]
     added = {token["id"]: token for token in data.get("added_tokens") or []}
-    added |= {number: {"id": number, **token} for number, token in settings.added.items()}
+    # Slow classes find declared tokens verbatim. A normalizer would change normalized ones, or prepend a space.
+    added |= {number: {"id": number, **token, "normalized": False} for number, token in settings.added.items()}
     texts = {token["content"] for token in added.values()}
     number = max([first - 1, *added]) + 1
     for text in settings.specials:
@@ -341,8 +343,6 @@ def _from_sentencepiece(directory: Path, name: str, settings: _Settings) -> dict
         return data
     data = _assemble(proto, settings)
     _add_tokens(data, settings, first=len(proto.pieces))
-    # The slow class finds added tokens verbatim. A normalizer would prepend the space to a normalized one.
-    data["added_tokens"] = [{**token, "normalized": False} for token in data["added_tokens"]]
     if _is_prefixed(proto, settings) == proto.normalizer_spec.add_dummy_prefix:
         _compare(data, {text: processor.encode(text) for text in SAMPLES}, "sentencepiece")
     return data
@@ -387,11 +387,21 @@ def _assemble(proto: Any, settings: _Settings) -> dict[str, Any]:
             "byte_fallback": fallback,
             "vocab": [[piece.piece, score] for piece, score in zip(pieces, _scores(pieces), strict=True)],
         }
+    spec = proto.normalizer_spec
+    if spec.remove_extra_whitespaces:  # spaces around symbols are kept, as these are found after normalization
+        normalized = _charsmap(spec)
+        for token in added:
+            token["normalized"] = not token["special"] and normalized(token["content"]) == token["content"]
     prefixed = _is_prefixed(proto, settings)
     # Text after a special token gets the prefix too if the class has `legacy` behavior.
     everywhere = prefixed and not symbols and settings.config.get("legacy") is not False
-    normalizers = _normalizers(proto.normalizer_spec, everywhere)
-    splitter = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
+    first = prefixed and not everywhere
+    normalizers = _normalizers(spec, everywhere, first=first)
+    splitters = (
+        [{"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}] if first else []
+    )
+    if trainer.model_type == UNIGRAM and fallback:
+        splitters += _split_byte_texts(pieces)
     decoders: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}]
     decoders += [{"type": "ByteFallback"}] if fallback else []
     decoders += [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
@@ -399,7 +409,7 @@ def _assemble(proto: Any, settings: _Settings) -> dict[str, Any]:
         "version": "1.0",
         "added_tokens": added,
         "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers else None,
-        "pre_tokenizer": splitter if prefixed and not everywhere else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splitters} if splitters else None,
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": model,
@@ -412,19 +422,55 @@ def _is_prefixed(proto: Any, settings: _Settings) -> bool:
     return bool(proto.normalizer_spec.add_dummy_prefix) and not disabled
 
 
-def _normalizers(spec: Any, everywhere: bool) -> list[dict[str, Any]]:
-    """Returns the normalizers of sentencepiece."""
+def _charsmap(spec: Any) -> Callable[[str], str]:
+    """Returns the function that applies the character map of sentencepiece."""
+    from tokenizers.normalizers import Precompiled
+
+    charsmap = spec.precompiled_charsmap
+    return Precompiled(charsmap).normalize_str if charsmap else lambda text: text
+
+
+def _normalizers(spec: Any, everywhere: bool, *, first: bool) -> list[dict[str, Any]]:
+    """Returns the normalizers of sentencepiece.
+
+    Args:
+        everywhere: Each section of a text gets a space.
+        first: Only the first one, for which ``tokenizer_json.Prefix`` removes leading spaces.
+    """
     found: list[dict[str, Any]] = []
     if spec.precompiled_charsmap:
         charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
         found.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
     if spec.remove_extra_whitespaces:
-        found.append({"type": "Replace", "pattern": {"Regex": rf"\A +|[ {SPACE}]+\z"}, "content": ""})
+        if not first:
+            found.append({"type": "Replace", "pattern": {"Regex": r"\A +"}, "content": ""})
+        found.append({"type": "Replace", "pattern": TRAILING_SPACES, "content": ""})
         found.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     if everywhere:
         found.append({"type": "Prepend", "prepend": SPACE})
     found.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
     return found
+
+
+def _split_byte_texts(pieces: Sequence[Any]) -> list[dict[str, Any]]:
+    """Returns a pre-tokenizer that splits texts such as "<0x41>" at their unknown characters.
+
+    The library's unigram model would take such a text for the byte, whose score is above that of an unknown character.
+    No piece of the model contains an unknown character, so that nothing else changes.
+    """
+    known = {piece.piece for piece in pieces}
+    digits = "".join(digit for digit in "0123456789ABCDEF" if digit not in known)
+    patterns = [
+        r"(?<=<0x[0-9A-F]{2})>" if ">" not in known else "",
+        r"<(?=0x[0-9A-F]{2}>)" if "<" not in known else "",
+        r"(?<=<)0(?=x[0-9A-F]{2}>)" if "0" not in known else "",
+        r"(?<=<0)x(?=[0-9A-F]{2}>)" if "x" not in known else "",
+        rf"(?<=<0x)[{digits}](?=[0-9A-F]>)|(?<=<0x[0-9A-F])[{digits}](?=>)" if digits else "",
+    ]
+    if not any(patterns):
+        return []
+    pattern = {"Regex": "|".join(filter(None, patterns))}
+    return [{"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}]
 
 
 def _merges(pieces: Sequence[Any]) -> list[tuple[str, str]]:
@@ -486,11 +532,13 @@ def _compare(data: Mapping[str, Any], expected: Mapping[str, list[int]], library
     from tokenizers import Tokenizer
 
     # Text of special tokens is ordinary text for both libraries.
-    made = Tokenizer.from_str(json.dumps(data))
-    made.encode_special_tokens = True
+    special = [token["content"] for token in data["added_tokens"] if token["special"]]
+    made = Tokenizer.from_str(
+        json.dumps(with_new_names(data, {text: f"\ue000{n}\ue001" for n, text in enumerate(special)}))
+    )
+    prefix = Prefix.of(data, {})
     for text, ids in expected.items():
-        prefixed = with_prefix(text) if lacks_prefix(data) else text
-        if made.encode(prefixed, add_special_tokens=False).ids != ids:
+        if made.encode(prefix.add(text) if prefix else text, add_special_tokens=False).ids != ids:
             raise Unconvertible(f"its ids of {text!r} would differ from those of {library}")
 
 

@@ -8,6 +8,7 @@ result is cached by the content of its inputs. Without a writable cache it is a 
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
 import fcntl
 import hashlib
@@ -23,8 +24,11 @@ import tempfile
 import threading
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tokenizers.normalizers import Precompiled
 
 from runtime.child_process import module_command
 from runtime.errors import ConfigError
@@ -61,6 +65,7 @@ VERSION = 3  # version of the conversion; a new number invalidates cached files
 CONVERSION_SECONDS = 900.0  # wall time; the child limits its CPU time itself
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN")
 _SERVER_VARIABLES = ("UNMASK_", "OTEL_")  # the first ones may have keys, the second ones credentials
+TRAILING_SPACES = {"Regex": rf"[ {SPACE}]+\z"}  # pattern of the normalizer that removes them
 _MARKUP = re.compile(r"[<\[{|].+[>\]}|]", re.DOTALL)
 
 
@@ -112,19 +117,52 @@ def declared_tokens(config: Mapping[str, Any], file: str) -> dict[int, dict[str,
     return found
 
 
-def lacks_prefix(data: Mapping[str, Any]) -> bool:
-    """Returns whether texts need `with_prefix`.
+@dataclass(frozen=True)
+class Prefix:
+    """What a converted sentencepiece tokenizer leaves to the caller at the start of a text.
 
-    Metaspace adds no space to a text that begins with one; sentencepiece does. This applies to converted tokenizers
-    only: ids of a published tokenizer.json are those of the tokenizers library.
+    Metaspace prepends a space only to a text that begins with other characters than spaces and added tokens. It finds
+    the start of a text by its offset, so that no normalizer can strip the spaces before. A published tokenizer.json has
+    the ids of the tokenizers library instead.
+
+    Attributes:
+        starts: Texts that begin with one of these need a space.
+        strips: Leading spaces are removed.
+        normalizer: Replaces characters, for example tabs by spaces; None keeps them.
     """
-    splitter = data.get("pre_tokenizer") or {}
-    return splitter.get("type") == "Metaspace" and splitter.get("prepend_scheme") == "first"
 
+    starts: tuple[str, ...]
+    strips: bool
+    normalizer: Any
 
-def with_prefix(text: str) -> str:
-    """Adds the space that sentencepiece would add and Metaspace does not."""
-    return f" {text}" if text.startswith((" ", SPACE)) else text
+    @classmethod
+    def of(cls, data: Mapping[str, Any], names: Mapping[str, str]) -> Prefix | None:
+        """Returns the rule of a converted tokenizer.json; None if it needs none. `names`: other texts of tokens."""
+        splitter = data.get("pre_tokenizer") or {}
+        splitters = splitter.get("pretokenizers", [splitter])
+        if not any(each.get("prepend_scheme") == "first" for each in splitters):
+            return None
+        ordinary = [token["content"] for token in data["added_tokens"] if not token.get("special")]
+        normalizers = (data.get("normalizer") or {}).get("normalizers", [])
+        charsmap = next(
+            (each["precompiled_charsmap"] for each in normalizers if each.get("precompiled_charsmap")), None
+        )
+        normalizer = None if charsmap is None else Precompiled(base64.b64decode(charsmap))
+        starts = (" ", SPACE, *ordinary, *(names[text] for text in ordinary if text in names))
+        return cls(starts, any(each.get("pattern") == TRAILING_SPACES for each in normalizers), normalizer)
+
+    def add(self, text: str) -> str:
+        """Returns the text to encode."""
+        if self.strips:
+            text = text.lstrip(" ")
+            if self.normalizer is not None:
+                text = text[self._leading(text) :]
+        return f" {text}" if text.startswith(self.starts) else text
+
+    def _leading(self, text: str) -> int:
+        """Returns the number of leading characters that are spaces, or nothing, after normalization."""
+        kept = (n for n, char in enumerate(text) if self.normalizer.normalize_str(char).strip(" "))
+        return next(kept, len(text))
 
 
 def use_temporary_directory(path: Path) -> None:

@@ -84,6 +84,17 @@ FORMATS: dict[str, Callable[[Path], Encoder]] = {
         tokenizer_class="GemmaTokenizer"),
     "sentencepiece that strips spaces": lambda path: write_sentencepiece(
         path, LLAMA | {"remove_extra_whitespaces": True}),
+    "sentencepiece that strips spaces, not legacy": lambda path: write_sentencepiece(
+        path, LLAMA | {"remove_extra_whitespaces": True}, legacy=False),
+    "sentencepiece with symbols that strips spaces": lambda path: write_sentencepiece(
+        path, LLAMA | {"user_defined_symbols": "<sep>,[X]", "remove_extra_whitespaces": True}),
+    "sentencepiece with symbols that strips spaces, without prefix": lambda path: write_sentencepiece(
+        path, UNIGRAM | {"user_defined_symbols": "<sep>,[X]", "remove_extra_whitespaces": True,
+                         "add_dummy_prefix": False}),
+    "sentencepiece, unigram that lacks <, 4, A and E": lambda path: write_sentencepiece(
+        path, UNIGRAM | {"without": "<4AE"}),
+    "sentencepiece, unigram that lacks <, 4, A and E, not legacy": lambda path: write_sentencepiece(
+        path, UNIGRAM | {"without": "<4AE"}, legacy=False),
     "sentencepiece of an unknown class": lambda path: write_sentencepiece(
         path, LLAMA, tokenizer_class="OwnTokenizer", auto_map={"AutoTokenizer": ["code.OwnTokenizer", None]}),
     "sentencepiece as spiece.model": lambda path: write_sentencepiece(
@@ -97,7 +108,10 @@ FORMATS: dict[str, Callable[[Path], Encoder]] = {
 }  # fmt: skip
 
 
-QUICK = ("vocab.json and merges.txt of Qwen2", "sentencepiece, unigram", "tiktoken as tokenizer.model")
+QUICK = (
+    "vocab.json and merges.txt of Qwen2", "sentencepiece, unigram", "tiktoken as tokenizer.model",
+    "sentencepiece with symbols that strips spaces", "sentencepiece, unigram that lacks <, 4, A and E",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", marked(FORMATS, quick=QUICK))
@@ -109,6 +123,8 @@ def test_ids_are_those_of_an_independent_reading_of_the_files(kind: str, tmp_pat
     tokenizer = Tokenizer(tmp_path)
     texts = random_texts()
     assert len(texts) == 2000
+    texts += ("<0x41>", "a<0xE5>", *(f"{start}{symbol}{text}" for text in texts[:100] for symbol in ("<sep>", "[X]")
+                                     for start in ("", " ", "  ", "x ")))  # fmt: skip
     assert [text for text in texts if tokenizer.encode(text) != reference(text)] == []
     number = tokenizer.token_id(special)
     assert number is not None

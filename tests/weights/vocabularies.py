@@ -148,11 +148,12 @@ def byte_letters() -> dict[int, str]:
 
 
 @functools.cache
-def sentencepiece_model(**options: Any) -> bytes:
-    """Trains and returns a sentencepiece model. `options`: those of the trainer."""
+def sentencepiece_model(without: str = "", **options: Any) -> bytes:
+    """Trains and returns a sentencepiece model. `options`: those of the trainer; `without`: characters to remove."""
     model = io.BytesIO()
+    lines = (line.translate(dict.fromkeys(map(ord, without))) for line in corpus())
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus()), model_writer=model, minloglevel=2, num_threads=1,
+        sentence_iterator=lines, model_writer=model, minloglevel=2, num_threads=1,
         **{"vocab_size": 800, "character_coverage": 0.995, "hard_vocab_limit": False} | options,
     )  # fmt: skip
     return model.getvalue()
