@@ -33,7 +33,7 @@ INDEX_FILE = "model.safetensors.index.json"
 # authors' own format, and states of a training.
 OTHER_FILES = ("adapter", "consolidated", "optimizer")
 
-_NUMBERED = re.compile(r"(?P<prefix>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")
+_NUMBERED = re.compile(r".+-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")
 # Files without which a checkpoint loads -> what their absence means.
 _OPTIONAL = {
     "tokenizer_config.json": "no tokenizer_config.json, so special tokens may be unknown",
@@ -164,8 +164,8 @@ class Checkpoint:
 def unlisted_shards(names: Iterable[str], place: str) -> list[str]:
     """Returns which files have the weights of a checkpoint without an index.
 
-    They are `SINGLE_FILE`, else numbered shards, else all safetensors files in the directory itself except adapters and
-    second copies of the weights.
+    They are `SINGLE_FILE`, else all safetensors files in the directory itself except `OTHER_FILES`. If all of them have
+    a number, none may be missing.
 
     Args:
         names: The files of the checkpoint.
@@ -175,22 +175,23 @@ def unlisted_shards(names: Iterable[str], place: str) -> list[str]:
         ConfigError: There are none, or a numbered shard is missing.
     """
     found = sorted(name for name in names if name.endswith(".safetensors") and "/" not in name)
-    if SINGLE_FILE in found:
-        return [SINGLE_FILE]
-    if numbered := [(name, match) for name in found if (match := _NUMBERED.fullmatch(name))]:
-        prefix = next((each["prefix"] for _, each in numbered if each["prefix"] == "model"), numbered[0][1]["prefix"])
-        shards = {int(each["number"]): name for name, each in numbered if each["prefix"] == prefix}
-        count = max(int(each["count"]) for _, each in numbered if each["prefix"] == prefix)
-        if lost := [str(number) for number in range(1, count + 1) if number not in shards]:
-            first, numbers = shards[min(shards)], ", ".join(lost[:4])
-            raise ConfigError(f"{place} has {first!r}, but lacks number {numbers} of {count}; download it again")
-        return list(shards.values())
     own = [name for name in found if not name.startswith(OTHER_FILES)]
+    if SINGLE_FILE in own:
+        return [SINGLE_FILE]
     if not own:
         others = f", only {summary(found)}" if found else ""
         raise ConfigError(
             f"{place} holds no safetensors file of weights{others}; --model needs weights in that format, and --lora "
             "takes adapters"
+        )
+    matches = {name: match for name in own if (match := _NUMBERED.fullmatch(name))}
+    if len(matches) < len(own):
+        return own
+    count = max(int(match["count"]) for match in matches.values())
+    numbers = {int(match["number"]) for match in matches.values()}
+    if lost := [str(number) for number in range(1, count + 1) if number not in numbers]:
+        raise ConfigError(
+            f"{place} has {own[0]!r}, but lacks number {', '.join(lost[:4])} of {count}; download it again"
         )
     return own
 

@@ -303,7 +303,7 @@ def test_directories_that_are_no_checkpoint(tmp_path):
         (["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "consolidated-1-of-1.safetensors"],
          ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], ""),
         (["model-00002-of-00003.safetensors"], [], "'model-00002-of-00003.*, but lacks number 1, 3 of 3"),
-        (["consolidated.safetensors"], ["consolidated.safetensors"], ""),
+        (["consolidated.safetensors"], [], "holds no safetensors file of weights, only 'consolidated.safetensors'"),
         (["pytorch_model.bin", "lora/adapter_model.safetensors"], [], "holds no safetensors file"),
     ],
 )  # fmt: skip
