@@ -28,8 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers.normalizers import Precompiled
-
 from runtime.child_process import module_command
 from runtime.errors import ConfigError
 from runtime.weights import checkpoint_files
@@ -138,6 +136,8 @@ class Prefix:
     @classmethod
     def of(cls, data: Mapping[str, Any], names: Mapping[str, str]) -> Prefix | None:
         """Returns the rule of a converted tokenizer.json; None if it needs none. `names`: other texts of tokens."""
+        from tokenizers.normalizers import Precompiled  # the server sets a variable before the library is imported
+
         splitter = data.get("pre_tokenizer") or {}
         splitters = splitter.get("pretokenizers", [splitter])
         if not any(each.get("prepend_scheme") == "first" for each in splitters):

@@ -16,18 +16,20 @@ EXPERTS = (*LENT, "sdar_moe", "llada_moe")
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 9, 8, 1, 2], [3]]
 # A vocabulary of odd size, and one KV head for two ranks.
 ODD = {"dream": {"vocab_size": 41, "num_key_value_heads": 1}}
-MASKS = {"diffullama": 39, "fast_dllm_v2": 39, "illada": 39, "llada_moe": 39}
+MODES: dict[str, dict[str, str]] = {
+    "dmax": {"decoding_strategy": "dmax", "sampling_mode": "edit"},
+    "llada2dot2": {"sampling_mode": "edit"},
+    "a2d_qwen3": {"decoding_strategy": "multi_bd"},
+    "a2d_qwen2": {"decoding_strategy": "full"},
+}
+MASKS = dict.fromkeys(("a2d_qwen3", "a2d_qwen2", "diffullama", "fast_dllm_v2", "illada", "llada_moe"), 39)
 
 
 def served(key: str, directory: Path) -> dict[str, Any]:
     """Returns the flags to serve a checkpoint, which is written to `directory` unless it is a golden one."""
-    flags: dict[str, Any] = {"device": "cpu", "dtype": "float64", "skip_tokenizer": True}
+    flags: dict[str, Any] = {"device": "cpu", "dtype": "float64", "skip_tokenizer": True, **MODES.get(key, {})}
     if key in LENT:
-        modes = {
-            "dmax": {"decoding_strategy": "dmax", "sampling_mode": "edit"},
-            "llada2dot2": {"sampling_mode": "edit"},
-        }
-        return flags | {"model": str(GOLDEN / key)} | modes.get(key, {})
+        return flags | {"model": str(GOLDEN / key)}
     write_random(key, directory, **ODD.get(key, {}))
     if KINDS[key].needs_model_name:
         flags["model_name"] = key
