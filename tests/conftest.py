@@ -19,7 +19,7 @@ _COMMON = {
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
     "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # the phase "explain" takes minutes
 }
-settings.register_profile("ci", derandomize=True, database=None, max_examples=50, **_COMMON)
+settings.register_profile("ci", derandomize=True, database=None, max_examples=30, **_COMMON)
 # UNMASK_EXAMPLES multiplies the number of examples of the default profile.
 THOROUGH = 50 * int(os.environ.get("UNMASK_EXAMPLES", "60"))
 settings.register_profile("thorough", max_examples=THOROUGH, print_blob=True, **_COMMON)

@@ -11,17 +11,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+IN_CI = [("interpreted", "elementwise"), ("interpreted", "moe"), ("interpreted", "attention"), ("interpreted_models", "")]
+SLOW = [("interpreted_large_head", ""), ("interpreted_quantized", "fp8"), ("interpreted_quantized", "not fp8")]
+
+
 @pytest.mark.timeout(3600)
-@pytest.mark.matrix
 @pytest.mark.minutes
 @pytest.mark.parametrize(
     ("file", "part"),
     [
-        ("interpreted", "elementwise"), ("interpreted", "moe"), ("interpreted", "attention"),
-        ("interpreted_large_head", ""), ("interpreted_models", ""), ("interpreted_quantized", "fp8"),
-        ("interpreted_quantized", "not fp8"),
+        *(pytest.param(*case, marks=pytest.mark.matrix) for case in IN_CI),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
     ],
-)  # fmt: skip
+)
 def test_kernels_equal_their_references(file, part):
     assert interpret(f"tests/kernels/{file}.py", "-m", "not slow and not gpu", "-k", part) > 5
 

@@ -264,8 +264,7 @@ def test_clients_load_and_unload_adapters(server: ServerProcess, adapter_dirs: P
         for _ in range(2):  # loading the same adapter again changes nothing
             assert change(client, "load", lora_name="more", lora_path=str(adapter_dirs / "p4")).status_code == 200
         first = ask(client, "more")
-        large = write_adapter(tmp_path / "large", 1)
-        save_file({"x": np.zeros(250_001, np.float32)}, large / "adapter_model.safetensors")
+        large = write_adapter(tmp_path / "large", 1, 4000)
         broken = shutil.copytree(adapter_dirs / "p5", tmp_path / "broken")
         save_file({"x": np.zeros(2, np.float32)}, broken / "adapter_model.safetensors")
         for body, reason in (
