@@ -65,3 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == "serve" and rest and not rest[0].startswith("-"):
         rest = ["--model", model(rest[0]), *rest[1:]]
     return int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

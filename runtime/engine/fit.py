@@ -271,6 +271,17 @@ def available_memory() -> int | None:
     with contextlib.suppress(OSError, ValueError):  # only a container with cgroup v2 has the file; it may say "max"
         limit = int((_CGROUP / "memory.max").read_text())
         stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        used = int((_CGROUP / "memory.current").read_text()) - int(stat["inactive_file"]) - int(stat["active_file"])
-        available = min(available, limit - used)
+        reclaimable = sum(int(stat.get(name, 0)) for name in ("inactive_file", "active_file", "slab_reclaimable"))
+        used = int((_CGROUP / "memory.current").read_text()) - reclaimable
+        available = min(available, limit - used + _swap_of_container(fields.get("SwapFree", 0)))
     return available
+
+
+def _swap_of_container(free: int) -> int:
+    """Returns the bytes of swap space that the container can get, of those that are `free` on the host."""
+    try:
+        limit = (_CGROUP / "memory.swap.max").read_text().strip()
+        used = int((_CGROUP / "memory.swap.current").read_text())
+    except OSError:
+        return 0
+    return free if limit == "max" else max(0, min(free, int(limit) - used))

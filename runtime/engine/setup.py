@@ -82,16 +82,16 @@ def load_engine(
         info = _info(config, checkpoint, plan, rank)
         for line in values_in_use(info, plan.block_size, plan.defaults.published) if group.rank == 0 else ():
             log.info("%s", line)
-        lora = make_lora_setup(config, fetched, family, arch, dtype, device)
-        build = LayerFactory.create(
-            device, dtype, config.attn_impl, info.quantization, lora.lora_config, deterministic=config.deterministic,
-            group=group, expert_parallel=config.expert_parallel_size > 1,
-        )  # fmt: skip
         sizing = plan.sizing(config, checkpoint, dtype, group)
         _check_experts(config, sizing)
         memory = DeviceMemory.of(device, free_at_start)
         if load is load_model:  # another one checks the memory itself: the message names other flags than its caller's
             sizing.check(memory)
+        lora = make_lora_setup(config, fetched, family, arch, dtype, device)
+        build = LayerFactory.create(
+            device, dtype, config.attn_impl, info.quantization, lora.lora_config, deterministic=config.deterministic,
+            group=group, expert_parallel=config.expert_parallel_size > 1,
+        )  # fmt: skip
         on_files(fetched())
         if lora.weight_transform is not None:
             load = partial(load_model, transform=lora.weight_transform)

@@ -13,7 +13,7 @@ def values_in_use(info: EngineInfo, block_size: BlockSize, published: PublishedD
     eos = ", ".join(map(str, info.eos_token_ids)) or "none"
     sampling = {name: getattr(info, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     defaults = info.defaults()
-    origin = "" if published.repository is None else f" (published settings of {published.repository})"
+    origin = f" (with the published settings of {published.repository})" if published.changed_by_name else ""
     return [
         f"block size {block_size.tokens}, from {block_size.source}",
         f"mask {mask}; EOS {eos}",

@@ -10,8 +10,8 @@ from typing import Any
 from runtime.models.base import ModelFamily, ModelInfo
 
 FIELDS = ("block_size", "bd_size", "canvas_length")  # the one of config.json that the family reads
-MAX_NAMED = 256  # larger numbers of a name are no block size
-_IN_NAME = re.compile(r"(?<![A-Za-z0-9])[bB](\d{1,4})(?![A-Za-z0-9]|\.\d)")
+NAMED = ("4", "8", "16", "32", "64")  # sizes of published repositories; other numbers of a name mean something else
+_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])[bB](\d{1,4})(?![A-Za-z0-9]|\.\d)")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def resolve_block_size(
     if any(config.get(field) is not None for field in FIELDS):
         return BlockSize(facts.block_size, "config.json")
     for name in names if family.block_size_in_name else ():
-        found = [int(number) for number in _IN_NAME.findall(name.rpartition("/")[2]) if 0 < int(number) <= MAX_NAMED]
+        found = [number for number in _IN_NAME.findall(name.rpartition("/")[2]) if number in NAMED]
         if found:
-            return BlockSize(found[-1], f"the name {name}, as config.json has none")
+            return BlockSize(int(found[-1]), f"the name {name}, as config.json has none")
     return BlockSize(facts.block_size, f"the {family.key} family, as config.json has none")

@@ -45,6 +45,7 @@ class PublishedDefaults:
         fields: defaults of fields of ``decoding``.
         algorithm_fields: those of one algorithm, by its key. They precede `fields`.
         repository: name that selected entries of its own; None: only those of the family apply.
+        changed_by_name: whether these entries have defaults.
     """
 
     sampling_mode: str | None
@@ -52,6 +53,7 @@ class PublishedDefaults:
     fields: Mapping[str, Value]
     algorithm_fields: Mapping[str, Mapping[str, Value]]
     repository: str | None
+    changed_by_name: bool
 
     def fields_of(self, algorithm: str) -> Mapping[str, Value]:
         """Returns the defaults of the fields of an algorithm."""
@@ -89,4 +91,5 @@ def published_defaults(family: str, names: Sequence[str]) -> PublishedDefaults:
         fields=served,
         algorithm_fields=algorithm_fields,
         repository=name,
+        changed_by_name=any(entry.served for entry in own if name is not None and entry.names(name)),
     )

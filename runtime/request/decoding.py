@@ -201,7 +201,7 @@ def _flat(fields_set: object, known: Sequence[str], outer: str, path: str) -> di
     for name, value in fields_set.items():
         if name not in inner:
             raise RequestError(
-                f"{path}: {preview(name)} is no decoding field; there are {', '.join(inner)}",
+                f"{path}: {preview(name)} is no decoding field of this server; there are {', '.join(inner)}",
                 param=f"{path}.{name}" if isinstance(name, str) and len(name) < 60 else path,
                 code="unknown_field",
             )

@@ -178,13 +178,19 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
     temperature = info.temperature if params.temperature is None else float(params.temperature)
     top_k = info.top_k if params.top_k is None else params.top_k
     seed = secrets.randbits(63) if params.seed in (None, RANDOM_SEED) else params.seed
-    decoding = resolve_decoding(params, info, len(ids), max_tokens, at("decoding"))
     pinned_tokens = context.pinned_tokens
     is_infill = pinned_tokens is not None
+    has_grammar = not is_infill and (params.structured_outputs is not None or bool(context.grammar))
+    decoding = resolve_decoding(
+        params, _with_grammar_algorithm(info, params) if has_grammar else info, len(ids), max_tokens, at("decoding")
+    )
+    tool_names = None
     if is_infill:
         decoding = _with_suppress_eos(decoding, params, "logits")
-    elif params.structured_outputs is not None or context.grammar:
-        decoding = _with_suppress_eos(decoding, params, "none")  # the grammar determines the end
+    elif has_grammar or context.tool_names is not None:
+        ending = _with_suppress_eos(decoding, params, "none")  # the grammar determines the end
+        tool_names = None if has_grammar else _tool_names(params, ending, info, at, context.tool_names)
+        decoding = ending if has_grammar or tool_names is not None else decoding
     return RequestSpec(
         id=context.id,
         prompt=ids,
@@ -203,7 +209,7 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
         logprobs=_logprobs(params, decoding, info, at("logprobs"), is_infill=is_infill),
         grammar=(grammar := _grammar(params, decoding, info, at, context.grammar, is_infill=is_infill)),
         structured=_structured_limits(params, info) if grammar else None,
-        tool_names=None if grammar or is_infill else _tool_names(params, decoding, info, at, context.tool_names),
+        tool_names=tool_names,
         pinned_tokens=dict(pinned_tokens or {}),
         stream_mode=context.stream_mode,
         cache_salt=params.cache_salt or "",
@@ -211,6 +217,18 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
         tenant=context.tenant,
         adapter=context.adapter or info.default_adapter,
     )
+
+
+def _with_grammar_algorithm(info: EngineInfo, params: SamplingParams) -> EngineInfo:
+    """Returns the engine with a default algorithm that supports grammars, if a request selects none and one exists."""
+    selected = isinstance(params.decoding, Mapping) and (
+        params.decoding.get("algorithm") or params.decoding.get("mode")
+    )
+    default = info.algorithm(info.default_algorithm)
+    supporting = [algorithm.key for algorithm in info.algorithms if algorithm.supports_grammar]
+    if selected or not supporting or (default is not None and default.supports_grammar):
+        return info
+    return msgspec.structs.replace(info, default_algorithm=supporting[0])
 
 
 def _grammar(

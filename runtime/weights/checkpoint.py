@@ -33,7 +33,7 @@ INDEX_FILE = "model.safetensors.index.json"
 # authors' own format, and states of a training.
 OTHER_FILES = ("adapter", "consolidated", "optimizer")
 
-_NUMBERED = re.compile(r".+-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")
+_NUMBERED = re.compile(r"(?P<prefix>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")
 # Files without which a checkpoint loads -> what their absence means.
 _OPTIONAL = {
     "tokenizer_config.json": "no tokenizer_config.json, so special tokens may be unknown",
@@ -187,12 +187,16 @@ def unlisted_shards(names: Iterable[str], place: str) -> list[str]:
     matches = {name: match for name in own if (match := _NUMBERED.fullmatch(name))}
     if len(matches) < len(own):
         return own
-    count = max(int(match["count"]) for match in matches.values())
-    numbers = {int(match["number"]) for match in matches.values()}
-    if lost := [str(number) for number in range(1, count + 1) if number not in numbers]:
-        raise ConfigError(
-            f"{place} has {own[0]!r}, but lacks number {', '.join(lost[:4])} of {count}; download it again"
-        )
+    series: dict[tuple[str, int], dict[int, str]] = {}
+    for name, match in matches.items():
+        series.setdefault((match["prefix"], int(match["count"])), {})[int(match["number"])] = name
+    for (_, count), files in series.items():
+        begin = 0 if 0 in files else 1
+        if lost := [str(number) for number in range(begin, begin + count) if number not in files]:
+            first = files[min(files)]
+            raise ConfigError(
+                f"{place} has {first!r}, but lacks number {', '.join(lost[:4])} of {count}; download it again"
+            )
     return own
 
 

@@ -254,7 +254,7 @@ def _why(error: BaseException, revision: str | None) -> str:
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
         error = error.__cause__  # the cause: why the hub could not be reached
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE is set, and the cache does not have the repository; unset it, or give a directory"
+        return "HF_HUB_OFFLINE is set; unset it, or give a directory with the files"
     status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
     if isinstance(error, errors.RevisionNotFoundError):
         return f"the repository has no revision {revision or 'main'!r}"

@@ -230,6 +230,8 @@ class CudaGraphRunner(ModelRunner):
     def launch_sampling(self, blocks: DenoiseBlocks | None, following: NextStep | None = None) -> None:
         self._begin_sampling(blocks, following)
         self._sample_graph = None
+        if self._following is not None and not self.self_conditioned:
+            self._last_forward = self._last_graph = None  # the choice overwrites the input of the last forward
         if blocks is None:
             self.stats.count(self._eager_reason)
             return
@@ -238,9 +240,7 @@ class CudaGraphRunner(ModelRunner):
             self._sample_eagerly()
             return
         reason = self._eager_reason
-        descriptor, arrays = sample_inputs(blocks, self.states, following)
-        if following is not None and not self.self_conditioned:  # the choice overwrites the input of the last forward
-            self._last_forward = self._last_graph = None
+        descriptor, arrays = sample_inputs(blocks, self.states, self._following)
         padded = None
         if descriptor.has_logits_processors:
             reason = reason or EagerReason.LOGITS_PROCESSORS

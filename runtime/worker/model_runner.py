@@ -251,7 +251,7 @@ class ModelRunner:
 
     def _begin_sampling(self, blocks: DenoiseBlocks | None, following: NextStep | None) -> None:
         self.blocks, self._launched, self._choice = blocks, [], None
-        together = blocks is not None and not blocks.per_request
+        together = blocks is not None and len(blocks.per_request or (blocks,)) == 1
         self._following = following if together else None
 
     def wait(self) -> SampledBlocks | None:

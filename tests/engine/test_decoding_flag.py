@@ -74,7 +74,7 @@ def test_defaults_per_block_follow_the_block_length(full):
 @pytest.mark.parametrize(
     ("decoding", "sentence"),
     [
-        ({"stepz": 4}, "--decoding: 'stepz' is no decoding field; there are mode, algorithm,"),
+        ({"stepz": 4}, "--decoding: 'stepz' is no decoding field of this server; there are mode, algorithm,"),
         ({"steps": 4}, "--decoding.steps: has no meaning with the threshold algorithm, only with dynamic, fixed and"),
         ({"algorithm": "fixed", "steps": 0}, "--decoding.steps: 0 is out of range; it must be at least 1"),
         ({"algorithm": "fixed", "steps": "x"}, "--decoding.steps: 'x' is not an integer; correct it, or leave it out"),

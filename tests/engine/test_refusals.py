@@ -143,7 +143,7 @@ def test_a_field_that_does_not_fit(info: EngineInfo) -> None:
     for name, field in every_field().items():
         if name not in own and name not in ENGINE_FIELDS and name.split(".")[0] not in outer:
             message = refused(info, f"decoding.{name.split('.')[0]}", decoding=spelt(name, field.default))
-            assert f"{name.split('.')[0]!r} is no decoding field; there are mode, algorithm" in message
+            assert f"{name.split('.')[0]!r} is no decoding field of this server; there are mode, algorithm" in message
 
 
 def test_values_out_of_range(info: EngineInfo) -> None:

@@ -167,7 +167,7 @@ def test_the_values_in_use_are_logged_at_start(tmp_path: Path, caplog: pytest.Lo
     assert size == f"block size {info.block_size}, from config.json"
     assert tokens == f"mask {info.mask_token_id}; EOS 3, 5"
     assert sampling == "default sampling: temperature 0.6, top_p 1, top_k 20, min_p 0"
-    assert decoding.startswith("default decoding (published settings of LLaDA2.1-mini): algorithm edit, ")
+    assert decoding.startswith("default decoding (with the published settings of LLaDA2.1-mini): algorithm edit, ")
     assert "accept_threshold 0.7, edit_threshold 0.5" in decoding
 
 

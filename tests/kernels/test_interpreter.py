@@ -11,7 +11,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-IN_CI = [("interpreted", "elementwise"), ("interpreted", "moe"), ("interpreted", "attention"), ("interpreted_models", "")]
+IN_CI = [
+    ("interpreted", "elementwise"),
+    ("interpreted", "moe"),
+    ("interpreted", "attention"),
+    ("interpreted_models", ""),
+]
 SLOW = [("interpreted_large_head", ""), ("interpreted_quantized", "fp8"), ("interpreted_quantized", "not fp8")]
 
 

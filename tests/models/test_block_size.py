@@ -26,6 +26,7 @@ def resolved(family, names, flag=None, **fields):
         (["SDAR-30B-A3B-Chat-b32-FP8"], 32), (["my-sdar-b16"], 16), (["sdar_b16_awq"], 16), (["b16"], 16),
         (["SDAR-b8-run-b16"], 16), (["model", "JetLM/SDAR-8B-Chat-b32"], 32), (["sdar-b16", "x/SDAR-8B-b32"], 16),
         (["JetLM/SDAR-8B-Chat"], 4), (["SDAR-30B-A3B-Sci"], 4), (["org-b32/SDAR-8B-Chat"], 4), (["SDAR-3b32"], 4),
+        (["SDAR-8B-Chat-b7"], 4), (["SDAR-8B-Chat-B200"], 4), (["exp-b128-lr1e5"], 4), (["SDAR-1.7B-b32-v1.b8"], 32),
         (["SDAR-b1.5"], 4), (["SDAR-b0"], 4), (["SDAR-b2507"], 4), (["SDAR-b32k"], 4), ([], 4),
     ],
 )  # fmt: skip

@@ -16,6 +16,7 @@ from runtime.errors import ConfigError, RequestError
 from runtime.models.base import families
 from runtime.models.published import SAMPLING, entries, published_defaults
 from runtime.request.decoding import resolve_decoding
+from runtime.request.engine_messages import ToolNames
 from runtime.request.resolve import RequestContext, resolve, score_spec
 from tests.models.tiny import checkpoint_of
 
@@ -154,3 +155,23 @@ def test_llada_1_5_suppresses_end_tokens_where_nothing_else_decides_the_end(info
     assert suppression(infill) == "logits"
     assert suppression(infill, decoding={"suppress_eos": "confidence"}) == "confidence"
     assert score_spec([1, 2, 3], info, CONTEXT, param="x").decoding.values["suppress_eos"] == "none"
+
+
+def test_grammars_and_names_of_tools_are_kept_where_the_published_setting_supports_none(info_of):
+    def spec(info, **fields):
+        context = RequestContext("id", tool_names=ToolNames(opens="<a>", grammar="x", special_tokens={}))
+        return resolve(SamplingParams(max_tokens=8, **fields), [1, 2], info, context)
+
+    edits, suppresses = (
+        msgspec.structs.replace(info_of(*name), structured_output_error="")
+        for name in (("llada2_tiny", "LLaDA_2.1-mini"), ("llada", "LLaDA_1.5"))
+    )
+    grammar = {"structured_outputs": {"regex": "a"}}
+    assert spec(edits, **grammar).decoding.algorithm == "threshold"
+    assert spec(edits).decoding.algorithm == "edit"
+    with pytest.raises(RequestError, match="is supported with threshold"):
+        spec(edits, **grammar, decoding={"algorithm": "edit"})
+    assert spec(suppresses).tool_names is not None
+    assert spec(suppresses).decoding.values["suppress_eos"] == "none"
+    own = spec(suppresses, decoding={"suppress_eos": "confidence"})
+    assert (own.tool_names, own.decoding.values["suppress_eos"]) == (None, "confidence")
