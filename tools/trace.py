@@ -13,7 +13,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 MODEL_CODE = ("runtime/models/", "runtime/layers/", "runtime/kernels/")
@@ -92,17 +92,17 @@ def trace_step() -> list[str]:
 def trace_request() -> list[str]:
     """Returns the trace of a chat. Until then it runs a server in this thread, which has to be the main thread."""
     from runtime.config import parse
-    from runtime.server.launcher import run
+    from runtime.server import launcher
 
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port = free.getsockname()[1]
+    listener = launcher.listen(HOST, 0)
+    port = listener.getsockname()[1]
     config = parse(["--device", "cpu", "--host", HOST, "--port", str(port)], {})
     trace = Trace(BACKGROUND, active=False)
     threading.Thread(target=_send_requests, args=(port, trace), daemon=True).start()
     sys.setprofile(trace.record)
     try:
-        run(config)
+        with mock.patch.object(launcher, "listen", return_value=listener):  # so that no other process takes the port
+            launcher.run(config)
     finally:
         sys.setprofile(None)
     end = max(i for i, (_, function) in enumerate(trace.calls) if function.endswith(".data_received"))

@@ -1,6 +1,7 @@
 """Tests of slow grammar masks: they end their own request with an error. After two such requests they are refused."""
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,14 +20,14 @@ CHAT = [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Replaces the thread's CPU time. Each call advances it by `step` seconds."""
+    """Replaces the thread's CPU time that grammars read. Each call advances it by `step` seconds."""
     found = {"now": 0.0, "step": 0.0}
 
     def thread_time() -> float:
         found["now"] += found["step"]
         return found["now"]
 
-    monkeypatch.setattr(grammar_matcher.time, "thread_time", thread_time)
+    monkeypatch.setattr(grammar_matcher, "time", SimpleNamespace(thread_time=thread_time))
     return found
 
 
