@@ -93,8 +93,9 @@ def trace_request() -> list[str]:
     """Returns the trace of a chat. Until then it runs a server in this thread, which has to be the main thread."""
     from runtime.config import parse
     from runtime.server import launcher
+    from runtime.server.http_protocol.listener import listen
 
-    listener = launcher.listen(HOST, 0)
+    listener = listen(HOST, 0)
     port = listener.getsockname()[1]
     config = parse(["--device", "cpu", "--host", HOST, "--port", str(port)], {})
     trace = Trace(BACKGROUND, active=False)
