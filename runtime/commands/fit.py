@@ -53,16 +53,15 @@ def _fit(model: str | None, device: str | None, flags: list[str]) -> int:
     own = [] if device not in ("cuda", "cpu") else ["--device", device]
     engine = parse([*given, *own, *flags], os.environ).engine
 
-    import torch  # after the flags, so that a wrong one is reported at once
-
+    # These import torch: after the flags, so that a wrong one is reported at once.
     from runtime.distributed.process_group import TensorParallelGroup
-    from runtime.engine.model_plan import plan_model
+    from runtime.engine.model_plan import plan_model, resolve_dtype
     from runtime.plugins import load_plugins
     from runtime.weights.checkpoint import open_checkpoint
 
     load_plugins(engine.plugin)
     memory = _memory(device)
-    dtype = getattr(torch, engine.dtype or ("bfloat16" if memory.kind == "cuda" else "float32"))
+    dtype = resolve_dtype(engine, memory.kind)
     checkpoint = open_checkpoint(engine.model, has_weights=False)
     plan = plan_model(engine, checkpoint)
     sizing = plan.sizing(engine, checkpoint, dtype, TensorParallelGroup(0, engine.tensor_parallel_size))

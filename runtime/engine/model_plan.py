@@ -64,6 +64,12 @@ class ModelPlan:
         )
 
 
+def resolve_dtype(config: EngineConfig, device: str) -> torch.dtype:
+    """Returns the dtype of --dtype, else the default of a device, "cuda" or "cpu"."""
+    dtype: torch.dtype = getattr(torch, config.dtype or ("bfloat16" if device == "cuda" else "float32"))
+    return dtype
+
+
 def plan_model(config: EngineConfig, checkpoint: Checkpoint) -> ModelPlan:
     """Returns the plan of a model. Raises ConfigError if a flag or the checkpoint is not supported."""
     names = (*filter(None, [config.model_name]), *repository_names(config.model, checkpoint.path, checkpoint.config))

@@ -17,7 +17,7 @@ from runtime.distributed.gpu import require_gpu
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.engine import Engine
 from runtime.engine.fit import DeviceMemory, Sizing
-from runtime.engine.model_plan import ModelPlan, plan_model
+from runtime.engine.model_plan import ModelPlan, plan_model, resolve_dtype
 from runtime.engine.request_defaults import (
     read_edit_tokens,
     request_defaults,
@@ -162,9 +162,7 @@ def _device(config: EngineConfig) -> torch.device:
 
 
 def _dtype(config: EngineConfig) -> torch.dtype:
-    name = config.dtype or ("bfloat16" if _device(config).type == "cuda" else "float32")
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+    return resolve_dtype(config, _device(config).type)
 
 
 def _info(config: EngineConfig, checkpoint: Checkpoint, plan: ModelPlan, rank: RankDevice) -> EngineInfo:
