@@ -13,9 +13,9 @@ from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
 from runtime.errors import ConfigError, RequestError
 from runtime.models.base import ModelFamily, ModelInfo
-from runtime.models.published import SAMPLING, PublishedDefaults
+from runtime.models.published import PublishedDefaults
 from runtime.request.decoding import with_decoding_defaults
-from runtime.request.engine_messages import EngineInfo
+from runtime.request.engine_messages import SAMPLING, EngineInfo
 from runtime.request.field_spec import AlgorithmInfo, Field, Value, with_defaults
 from runtime.request.validation import check_declared
 from runtime.scheduling.strategy import Strategy

@@ -10,9 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from runtime.request.engine_messages import SAMPLING
 from runtime.request.field_spec import Value
-
-SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 @dataclass(frozen=True)

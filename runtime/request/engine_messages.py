@@ -12,6 +12,8 @@ import msgspec
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import AlgorithmInfo, Field, Value, values_of
 
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+
 StreamMode = Literal["final", "stable", "denoise"]
 FinishReason = Literal["stop", "length", "max_nfe", "repetition", "abort", "error"]
 
@@ -198,6 +200,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     def with_bos(self, ids: list[int]) -> list[int]:
         """Returns the prompt for the ids of a plain text: with the BOS token, if the model has one."""
         return ids if self.bos_token_id is None else [self.bos_token_id, *ids]
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """Defaults of the fields `SAMPLING` of requests."""
+        return {name: getattr(self, name) for name in SAMPLING}
 
     def algorithm(self, key: str) -> AlgorithmInfo | None:
         """Returns the unmasking algorithm of this name, None if the engine does not have it."""

@@ -17,7 +17,6 @@ from runtime.server.http_responses import ErrorResponse, RouteHandler, ServingHa
 
 _TYPES = {"number": "number", "integer": "integer", "flag": "boolean", "choice": "string", "text": "string"}
 
-SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 DECODING = "#/components/schemas/Decoding"
 
 
@@ -47,10 +46,10 @@ def decoding_schema(info: EngineInfo | None) -> dict[str, Any]:
 def set_sampling_defaults(schemas: dict[str, Any], info: EngineInfo) -> None:
     """Sets the defaults of sampling in the schemas of requests, whose fields have one, unlike those of responses."""
     for schema in schemas.values():
-        for name in SAMPLING:
+        for name, value in info.sampling.items():
             field = schema.get("properties", {}).get(name, {})
             if "default" in field:
-                field["default"] = getattr(info, name)
+                field["default"] = value
 
 
 def request_defaults(info: EngineInfo) -> dict[str, Any]:
@@ -58,7 +57,7 @@ def request_defaults(info: EngineInfo) -> dict[str, Any]:
     declared = (*engine_fields(info), *info.strategy_fields)
     return {
         "max_tokens": info.default_max_tokens,
-        **{name: getattr(info, name) for name in SAMPLING},
+        **info.sampling,
         "decoding": {field.name: field.default for field in declared if field.default != ""},
         "algorithms": {
             algorithm.key: {

@@ -14,9 +14,9 @@ from runtime.config import EngineConfig
 from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError, RequestError
 from runtime.models.base import families
-from runtime.models.published import SAMPLING, entries, published_defaults
+from runtime.models.published import entries, published_defaults
 from runtime.request.decoding import resolve_decoding
-from runtime.request.engine_messages import ToolNames
+from runtime.request.engine_messages import SAMPLING, ToolNames
 from runtime.request.resolve import RequestContext, resolve, score_spec
 from tests.models.tiny import checkpoint_of
 

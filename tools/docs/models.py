@@ -15,8 +15,9 @@ from runtime.engine.request_defaults import supported_algorithms
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import ModelFamily, families, resolve_family
-from runtime.models.published import SAMPLING, Entry, entries, published_defaults
+from runtime.models.published import Entry, entries, published_defaults
 from runtime.parameters.weight import named_weights
+from runtime.request.engine_messages import SAMPLING
 from runtime.scheduling.strategy import DecodingContext, Strategy
 from runtime.strategies.registry import make_strategy, strategies, strategies_supporting
 from tools.docs.flags import put_between, rewrite
