@@ -13,6 +13,7 @@ from torch import Tensor
 
 from runtime.kernels import batch_invariant_torch, layernorm, moe_router, rotary_and_cache
 from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_quant, act_and_mul_reference, fused_gate_up
+from runtime.kernels.bitmask_argmax import bitmask_argmax, bitmask_argmax_reference
 from runtime.kernels.fused_argmax import ArgmaxOutput, lm_head_argmax, lm_head_argmax_reference
 from runtime.kernels.fused_moe.fused_moe import fused_experts, fused_moe, fused_moe_add_norm, moe_torch
 from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest, softmax_stats
@@ -50,6 +51,7 @@ UnmaskKernel = Callable[[BlockInputs, SampledRows, int | None, Tensor], UnmaskOu
 ChooseSegmentsKernel = Callable[[BlockCounters, Tensor, Tensor, Tensor, Tensor], None]
 ExpandSegmentsKernel = Callable[[Tensor, RowTables, int, int, int], ForwardRows]
 SoftmaxStatsKernel = Callable[[Tensor, StatsRequest], SoftmaxStats]
+BitmaskArgmaxKernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class LMHeadArgmaxKernel(Protocol):
@@ -93,6 +95,7 @@ class KernelSet:
     moe: MoEKernel
     moe_add_norm: MoEAddNormKernel | None = None  # `moe`, then `add_rms_norm`
     lm_head_argmax: LMHeadArgmaxKernel
+    bitmask_argmax: BitmaskArgmaxKernel = bitmask_argmax_reference
     # fused `algorithms.base` and `worker.sampler`, for the simplest algorithms
     threshold_unmask: UnmaskKernel | None = None
     softmax_stats: SoftmaxStatsKernel | None = None  # statistics that `worker.sampler` needs for renoising algorithms
@@ -159,6 +162,7 @@ TRITON = KernelSet(
     moe=fused_moe,
     moe_add_norm=fused_moe_add_norm,
     lm_head_argmax=lm_head_argmax,
+    bitmask_argmax=bitmask_argmax,
     threshold_unmask=threshold_unmask,
     softmax_stats=softmax_stats,
     topk_topp_sample=topk_topp_sample,

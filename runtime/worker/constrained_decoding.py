@@ -20,7 +20,9 @@ import numpy as np
 import torch
 
 from runtime.algorithms.base import TEMPERATURE
-from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, Candidate
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
+from runtime.kernels.bitmask_argmax import mask_logits
+from runtime.kernels.ops import select_kernels
 from runtime.scheduling.step_plan import UNMASKED, BlockResults, DenoiseBlocks, GrammarBlock
 from runtime.worker.candidates import FullLogits
 from runtime.worker.logits_processors import apply_logits_processors, logits_processor_arrays
@@ -149,42 +151,39 @@ def _advance(batch: Sequence[GrammarWalk], logits: torch.Tensor, blocks: Denoise
         remaining = [i for i, walk in enumerate(active) if walk.is_free or not walk.block.constraint.error]
         if not remaining:
             return
-        active, bitmask = [active[i] for i in remaining], bitmask[remaining, :mask_size]
-        rows = torch.tensor([walk.row for walk in active], device=logits.device)
-        allowed_logits = logits[rows].masked_fill(~_unpack_bitmask(bitmask, logits), float("-inf"))
-        candidates = _sample_allowed(allowed_logits, active, blocks)
-        values: list[list[float]] = torch.stack([candidates.token.double(), candidates.confidence.double()]).tolist()
-        for walk, token, confidence in zip(active, *values, strict=True):
+        active, bitmask = [active[i] for i in remaining], np.ascontiguousarray(bitmask[remaining, :mask_size])
+        tokens, confidences = _sample_allowed(logits, bitmask, active, blocks)
+        for walk, token, confidence in zip(active, tokens, confidences, strict=True):
             walk.propose(int(token), confidence)
             walk.accept_forced()
         active = [walk for walk in active if walk.is_active]
 
 
-def _unpack_bitmask(bitmask: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
-    """Returns bool [n, vocab] from int32 [n, ceil(vocab / 32)] with one bit per token."""
-    packed = torch.from_numpy(np.ascontiguousarray(bitmask)).to(logits.device)
-    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
-    bits = (packed[:, :, None] >> shifts) & 1
-    return bits.flatten(1)[:, : logits.shape[1]].bool()
-
-
-def _sample_allowed(logits: torch.Tensor, active: Sequence[GrammarWalk], blocks: DenoiseBlocks) -> Candidate:
-    """Returns a token per row of `logits` [n, vocab] and its probability among the allowed tokens.
+def _sample_allowed(
+    logits: torch.Tensor, bitmask: np.ndarray, active: Sequence[GrammarWalk], blocks: DenoiseBlocks
+) -> list[list[float]]:
+    """Returns the next token of each active block, and its probability among the allowed tokens.
 
     It is the argmax, or a sample for requests with a temperature.
+
+    Args:
+        logits: [rows, vocab].
+        bitmask: int32 [blocks, ceil(vocab / 32)], contiguous, one bit per token.
     """
-    best = DEFAULT_LOGITS_OPS.greedy(logits)
-    inputs = blocks.sampling
+    device, inputs = logits.device, blocks.sampling
+    rows = torch.from_numpy(np.array([walk.row for walk in active])).to(device)
+    packed = torch.from_numpy(bitmask).to(device)
+    best = select_kernels(device, logits.dtype).bitmask_argmax(logits, rows, packed)
     random = [i for i, w in enumerate(active) if inputs is not None and inputs.params[w.block.block, TEMPERATURE] > 0]
-    if inputs is None or not random:
-        return best
-    block, position = zip(*((active[i].block.block, active[i].position) for i in random), strict=True)
-    params = torch.from_numpy(inputs.params[list(block)]).to(logits.device)
-    probs = DEFAULT_LOGITS_OPS.filtered_probs(logits[random], params)
-    uniform = torch.from_numpy(inputs.uniform[list(block), list(position)]).to(logits.device)
-    picked = DEFAULT_LOGITS_OPS.multinomial(probs, uniform)
-    best.token[random], best.confidence[random] = picked.token, picked.confidence
-    return best
+    if inputs is not None and random:
+        block, position = zip(*((active[i].block.block, active[i].position) for i in random), strict=True)
+        params = torch.from_numpy(inputs.params[list(block)]).to(device)
+        uniform = torch.from_numpy(inputs.uniform[list(block), list(position)]).to(device)
+        probs = DEFAULT_LOGITS_OPS.filtered_probs(mask_logits(logits, rows[random], packed[random]), params)
+        picked = DEFAULT_LOGITS_OPS.multinomial(probs, uniform)
+        best[:, random] = torch.stack([picked.token.double(), picked.confidence.double()])
+    values: list[list[float]] = best.tolist()
+    return values
 
 
 def _write(walk: GrammarWalk, results: BlockResults) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_reference, interleave_gate_up
+from runtime.kernels.bitmask_argmax import bitmask_argmax, bitmask_argmax_reference
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.fused_argmax import lm_head_argmax, lm_head_argmax_reference
 from runtime.kernels.fused_moe import fused_moe, tile_config
@@ -422,6 +423,23 @@ def check_attention(
     for grouped, splits in ((False, 1), (True, 1), (True, None), (False, 3)):
         out = paged_attention(q, k, v, batch, scale=dim**-0.5, window=window, grouped=grouped, splits=splits)
         assert_near(out, expected, dtype)
+
+
+def check_bitmask_argmax(rows: int, vocab: int, device: str) -> None:
+    """Compares `bitmask_argmax` with its reference: ties, few and no allowed tokens, and forbidden ids."""
+    generator = torch.Generator().manual_seed(rows + vocab)
+    logits = random(rows, vocab, dtype=torch.float32, device=device, seed=vocab, scale=6.0)
+    logits[:, vocab // 2 :: 3] = logits[:, vocab // 3, None]  # ties: the lowest id wins
+    logits[:, -1] = float("-inf")
+    shares = torch.tensor([1.0, 0.5, 2 / vocab, 0.0])
+    allowed = torch.rand(4 * rows, vocab, generator=generator) < shares.repeat(rows)[:, None]
+    bits = torch.nn.functional.pad(allowed, (0, -vocab % 32)).unflatten(1, (-1, 32)).long() << torch.arange(32)
+    words = bits.sum(2).to(torch.int32).to(device)
+    index = torch.randint(0, rows, (4 * rows,), generator=generator).to(device)
+    got, expected = bitmask_argmax(logits, index, words), bitmask_argmax_reference(logits.double(), index, words)
+    assert torch.equal(got[0], expected[0])
+    torch.testing.assert_close(got[1], expected[1], rtol=1e-5, atol=0, equal_nan=True)
+    assert bool(got[1].isnan().any())
 
 
 def check_fill(blocks: int, size: int, columns: int, mask_id: int | None, device: str) -> None:

@@ -13,6 +13,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from runtime.kernels import (  # noqa: E402
     activation,
+    bitmask_argmax,
     fused_argmax,
     fused_softmax_stats,
     layernorm,
@@ -469,6 +470,12 @@ def test_expand_segments():
     )  # fmt: skip
     constants = {"PAGE_SIZE": 32, "FIELDS": segments.FIELDS, "ROWS": segments.ROWS}
     assert spilled(build(segments._expand_segments, types, constants, num_warps=4)) == 0
+
+
+def test_bitmask_argmax():
+    types = typed(pfp32="logits_ptr", pi64="rows_ptr", pi32="bitmask_ptr", pfp64="out_ptr", i32="vocab words count")
+    constants = {"TILE": bitmask_argmax.TILE}
+    assert spilled(build(bitmask_argmax._bitmask_argmax, types, constants, num_warps=8)) == 0
 
 
 def test_choose_segments():

@@ -80,6 +80,7 @@ KERNELS = [
         ["filled"], ["continues", "edited later", "filled"] * 50, ["eos behind a mask", "finished with masks"],
         ["eos", "filled"], ["ignored eos", "end of the output"], ["filled to the end"] * 3, ["unknown"]))),
     *table("segments", cases.check_segments, NO_DTYPE, ([5], 5, 32), ([32, 7, 1], 64, 16), ([300, 1, 2], 310, 256)),
+    *table("bitmask_argmax", cases.check_bitmask_argmax, NO_DTYPE, (1, 1000), (9, 70), (64, 157_184)),
     *table("threshold_unmask", cases.check_fill, NO_DTYPE, (2, 32, 8, 9), (65, 32, 8, 0), (33, 256, 6, None)),
     *table("softmax_stats", check_describe, ALL, *(
         (*shape, coolest) for coolest in (0.2, 0.01)
