@@ -1,4 +1,4 @@
-"""`python -m runtime.bench ceilings`: peak rates of GEMMs and memory reads, from the first milliseconds on.
+"""`python -m runtime.bench ceilings`: peak rates of GEMMs and reads of memory and L2, from the first milliseconds on.
 
 `roofline.py` uses these rates. A device with a power limit lowers its clock under load, and does not sustain its first
 rate. The GEMM multiplies random numbers, because its power draw depends on the values. Each kind of work begins after a
@@ -47,9 +47,10 @@ def main(args: argparse.Namespace) -> int:
     between = windows(args.seconds)
     multiplied = rates(_ends(_matmul(SIDE), args.seconds), 2 * SIDE**3 / 1e12, between)
     read = rates(_ends(_reading(), args.seconds), 4 * NUMBERS / 1e12, between)
+    cached = _cached_reads(args.seconds, between)
     rows = [
-        {"from_ms": window[0], "to_ms": window[1], "tflops": tflops, "tbs": tbs}
-        for window, tflops, tbs in zip(between, multiplied, read, strict=True)
+        {"from_ms": window[0], "to_ms": window[1], "tflops": tflops, "tbs": tbs, "l2_tbs": l2_tbs}
+        for window, tflops, tbs, l2_tbs in zip(between, multiplied, read, cached, strict=True)
     ]
     if args.json:
         args.json.write_text(json.dumps({"setup": setup, "results": rows}, indent=1) + "\n")
@@ -96,12 +97,26 @@ def rates(ends: Sequence[float], work: float, between: Sequence[tuple[float, flo
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Returns a table with one line per window."""
-    lines = [f"{'ms':>12}{'TFLOP/s':>10}{'TB/s':>8}"]
+    columns = {"tflops": ("TFLOP/s", 10, 1), "tbs": ("TB/s", 8, 2), "l2_tbs": ("L2 TB/s", 10, 2)}
+    lines = ["".join([f"{'ms':>12}", *(f"{title:>{width}}" for title, width, _ in columns.values())])]
     for row in rows:
-        tflops, tbs = ("-" if row[name] is None else f"{row[name]:.{n}f}" for name, n in (("tflops", 1), ("tbs", 2)))
         window = f"{row['from_ms']:g}-{row['to_ms']:g}"
-        lines.append(f"{window:>12}{tflops:>10}{tbs:>8}")
+        cells = [
+            f"{'-' if row[name] is None else f'{row[name]:.{digits}f}':>{width}}"
+            for name, (_, width, digits) in columns.items()
+        ]
+        lines.append("".join([f"{window:>12}", *cells]))
     return "\n".join(lines)
+
+
+def _cached_reads(seconds: float, between: Sequence[tuple[float, float]]) -> list[float | None]:
+    """Returns 10^12 bytes per second that reach the multiprocessors from L2; None on GPUs other than Hopper."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        return [None] * len(between)
+    from runtime.bench.l2_reads import l2_reads
+
+    launch, nbytes = l2_reads(torch.device("cuda", torch.cuda.current_device()))
+    return rates(_ends(launch, seconds), nbytes / 1e12, between)
 
 
 def _ends(launch: Callable[[int], None], seconds: float) -> list[float]:

@@ -32,11 +32,11 @@ def test_rates_are_of_the_pieces_that_ended_in_a_window():
 
 def test_the_table_marks_windows_without_results():
     rows = [
-        {"from_ms": 0, "to_ms": 10, "tflops": 799.04, "tbs": 4.7},
-        {"from_ms": 10, "to_ms": 17.5, "tflops": None, "tbs": None},
+        {"from_ms": 0, "to_ms": 10, "tflops": 799.04, "tbs": 4.7, "l2_tbs": 6.251},
+        {"from_ms": 10, "to_ms": 17.5, "tflops": None, "tbs": None, "l2_tbs": None},
     ]
     assert [line.split() for line in table(rows).splitlines()] == [
-        ["ms", "TFLOP/s", "TB/s"], ["0-10", "799.0", "4.70"], ["10-17.5", "-", "-"],
+        ["ms", "TFLOP/s", "TB/s", "L2", "TB/s"], ["0-10", "799.0", "4.70", "6.25"], ["10-17.5", "-", "-", "-"],
     ]  # fmt: skip
 
 
@@ -48,6 +48,8 @@ def test_a_device_multiplies_and_reads(tmp_path, monkeypatch):
     rows = json.loads((tmp_path / "ceilings.json").read_text())["results"]
     assert [(row["from_ms"], row["to_ms"]) for row in rows] == [(0, 10), (10, 50), (50, 60)]
     assert all(row["tflops"] > 1 and row["tbs"] > 0.1 for row in rows)
+    hopper = torch.cuda.get_device_capability()[0] == 9
+    assert all(row["l2_tbs"] > row["tbs"] if hopper else row["l2_tbs"] is None for row in rows)
 
 
 @pytest.mark.gpu
