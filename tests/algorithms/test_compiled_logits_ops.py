@@ -18,7 +18,7 @@ def compiled():
     return CompiledLogitsOps("default", torch.device("cpu"), torch.float32, 300)
 
 
-@pytest.mark.matrix  # a compilation takes as long as a thousand other tests
+@pytest.mark.slow  # a compilation takes as long as a thousand other tests
 @needs_compiler
 @pytest.mark.parametrize("rows", [1, 2, 37])
 def test_compiled_ops_return_the_same_results(compiled, rows):

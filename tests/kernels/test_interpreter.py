@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-IN_CI = [("interpreted", "elementwise"), ("interpreted_models", "")]
+IN_CI = [("interpreted", "elementwise")]
 SLOW = [
-    ("interpreted", "moe"), ("interpreted", "attention"), ("interpreted_large_head", ""),
+    ("interpreted_models", ""), ("interpreted", "moe"), ("interpreted", "attention"), ("interpreted_large_head", ""),
     ("interpreted_quantized", "fp8"), ("interpreted_quantized", "not fp8"),
 ]  # fmt: skip
 
