@@ -24,7 +24,7 @@ from runtime.scheduling.step_plan import BLOCK_NUMBERS
 from runtime.worker.host_buffers import Arrays, ArraySpecs
 from runtime.worker.input_batch import AlgorithmDescriptor, ForwardDescriptor, SampleDescriptor
 
-MIN_PREFILL_FILL = 15 / 16  # a step is padded to the prefill size only if it fills at least this fraction of it
+MIN_LARGE_FILL = 15 / 16  # sizes above `max_tokens` are so dense that a step fills about this fraction of one
 # Sampled rows are padded to a multiple of a step: the number of positions of their blocks, divided by
 # SAMPLED_ROWS_STEPS and rounded up to a multiple of SAMPLED_ROWS_MULTIPLE.
 SAMPLED_ROWS_MULTIPLE = 16
@@ -54,14 +54,13 @@ class CaptureSizes:
         block_size: positions per block.
         pages: width of the page table.
         page_size: tokens per page.
-        max_tokens: rows of the largest forward that is padded block by block.
+        max_tokens: rows up to which the sizes are those of `capture_batch_sizes`.
         max_num_reqs: maximum number of requests per step.
         max_sampled_blocks: maximum number of blocks that a step samples. None: as many as its rows hold.
         lora_modules: modules that the adapters loaded at start may change (``ForwardBatch.active_lora_modules``).
         eager_lora_modules: modules that prevent capture if adapters change them.
         self_conditioned: the model uses self-conditioning.
-        max_prefill_tokens: one additional size for full prefill steps; sizes between `max_tokens` and
-            `MIN_PREFILL_FILL` of it run eagerly. 0: none.
+        max_prefill_tokens: rows of the largest forward, if that is more.
     """
 
     block_size: int
@@ -78,12 +77,17 @@ class CaptureSizes:
     @cached_property
     def blocks(self) -> list[int]:
         """Sizes of forwards, in blocks."""
-        return capture_batch_sizes(max(self.max_tokens // self.block_size, 1))
+        sizes, large = capture_batch_sizes(max(self.max_tokens // self.block_size, 1)), []
+        size = self.max_prefill_tokens // self.block_size
+        while size > sizes[-1]:
+            large.append(size)
+            size = int(size * MIN_LARGE_FILL)
+        return sizes + large[::-1]
 
     @cached_property
     def _sample_sizes(self) -> list[int]:
-        """Sizes of sampling, in blocks. A step of the prefill size may sample all its blocks."""
-        return capture_batch_sizes(max(self.blocks[-1], self._prefill_blocks))
+        """Sizes of sampling, in blocks. A step may sample all its blocks."""
+        return capture_batch_sizes(self.blocks[-1])
 
     @cached_property
     def sampled_blocks(self) -> list[int]:
@@ -99,8 +103,7 @@ class CaptureSizes:
 
     def forward_descriptors(self) -> list[ForwardDescriptor]:
         """Returns all descriptors without soft embeddings, largest first."""
-        descriptors = [self._forward(self._prefill_blocks, tile) for tile in reversed(self._prefill_tiles)]
-        descriptors += [
+        descriptors = [
             self._forward(n, tile)
             for n in reversed(self.blocks)
             for tile in reversed(self.tiles)
@@ -126,26 +129,10 @@ class CaptureSizes:
 
     def _candidates(self, descriptor: ForwardDescriptor) -> Iterator[ForwardDescriptor]:
         """Yields descriptors with enough rows, best fit first."""
-        if descriptor.rows > self.blocks[-1] * self.block_size:
-            if self.max_prefill_tokens * MIN_PREFILL_FILL <= descriptor.rows <= self._prefill_blocks * self.block_size:
-                for tile in self._prefill_tiles[bisect_left(self._prefill_tiles, descriptor.tile_rows) :]:
-                    yield self._forward(self._prefill_blocks, tile)
-            return
         enough = self.blocks[bisect_left(self.blocks, -(-descriptor.rows // self.block_size)) :]
         for tile in self.tiles[bisect_left(self.tiles, descriptor.tile_rows) :]:
             for n in enough[: bisect_right(enough, self._max_blocks(tile))]:
                 yield self._forward(n, tile)
-
-    @property
-    def _prefill_blocks(self) -> int:
-        """Blocks of the prefill size."""
-        return self.max_prefill_tokens // self.block_size
-
-    @cached_property
-    def _prefill_tiles(self) -> list[int]:
-        """Tile heights of the prefill size: the full tile, and smaller ones if all requests together fill the rows."""
-        rows = self._prefill_blocks * self.block_size
-        return [tile for tile in self.tiles if rows and (tile == MAX_TILE_ROWS or rows <= self.max_num_reqs * tile)]
 
     def _max_blocks(self, tile_rows: int) -> int:
         """Returns the largest number of blocks for a tile height. With one tile per request, the number of requests

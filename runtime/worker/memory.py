@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 CPU_POOL_BYTES = 1 << 30
 MIN_CAPTURE_ROWS = 2048  # captured with few requests too, as prefill chunks have many rows
-MAX_CAPTURE_ROWS = 4096  # larger steps are captured at one size only
+MAX_CAPTURE_ROWS = 4096  # the sizes of larger steps are further apart in rows
 
 
 @dataclass(frozen=True)
