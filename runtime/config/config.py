@@ -127,6 +127,11 @@ class EngineConfig:
         "capture only the model's forward in CUDA graphs; the LM head and unmasking algorithms run eagerly",
         default=False,
     )
+    disable_quantized_lm_head: bool = _execution(
+        "with fp8 weights on a GPU, compute all logits of greedy requests in 16 bits; otherwise e4m3 products find the "
+        "eight largest, which are computed again in 16 bits",
+        default=False,
+    )
     enforce_eager: bool = _execution("disable CUDA graphs", default=False)
     disable_torch_compile: bool = _execution("ignore --torch-compile-mode", default=False)
     torch_compile_mode: Literal["default", "max-autotune-no-cudagraphs"] | None = _execution(

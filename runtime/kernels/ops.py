@@ -14,6 +14,7 @@ from torch import Tensor
 from runtime.kernels import batch_invariant_torch, layernorm, moe_router, rotary_and_cache
 from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_quant, act_and_mul_reference, fused_gate_up
 from runtime.kernels.bitmask_argmax import bitmask_argmax, bitmask_argmax_reference
+from runtime.kernels.fp8_argmax import fp8_lm_head_argmax
 from runtime.kernels.fused_argmax import ArgmaxOutput, lm_head_argmax, lm_head_argmax_reference
 from runtime.kernels.fused_moe.fused_moe import fused_experts, fused_moe, fused_moe_add_norm, moe_torch
 from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest, softmax_stats
@@ -61,14 +62,22 @@ class LMHeadArgmaxKernel(Protocol):
     ) -> ArgmaxOutput: ...  # fmt: skip
 
 
+class Fp8LMHeadArgmaxKernel(Protocol):
+    def __call__(
+        self, hidden: Tensor, weight: Tensor, codes: Fp8, *, mask_id: int | None, max_token_id: int,
+        allowed_ids: Sequence[int] = (), num_valid: OptTensor = None,
+    ) -> ArgmaxOutput: ...  # fmt: skip
+
+
 class TopKTopPSampleKernel(Protocol):
     def __call__(self, logits: Tensor, params: Tensor, uniform: Tensor, *, num_unfiltered: int = 0) -> TensorPair: ...
 
 
 @dataclass(frozen=True)
 class QuantizingKernels:
-    """Kernels before the GEMMs of an fp8 model. They attach the fp8 form to their output."""
+    """Kernels of an fp8 model. Those before its GEMMs attach the fp8 form to their output."""
 
+    lm_head_argmax: Fp8LMHeadArgmaxKernel
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
     act_and_mul: ActAndMulKernel
@@ -95,6 +104,7 @@ class KernelSet:
     moe: MoEKernel
     moe_add_norm: MoEAddNormKernel | None = None  # `moe`, then `add_rms_norm`
     lm_head_argmax: LMHeadArgmaxKernel
+    fp8_lm_head_argmax: Fp8LMHeadArgmaxKernel | None = None  # used instead of `lm_head_argmax`
     bitmask_argmax: BitmaskArgmaxKernel = bitmask_argmax_reference
     # fused `algorithms.base` and `worker.sampler`, for the simplest algorithms
     threshold_unmask: UnmaskKernel | None = None
@@ -120,6 +130,7 @@ class KernelSet:
             rms_norm=self.quantizing.rms_norm,
             add_rms_norm=self.quantizing.add_rms_norm,
             act_and_mul=self.quantizing.act_and_mul,
+            fp8_lm_head_argmax=None if self.batch_invariant else self.quantizing.lm_head_argmax,
             reduce_add_norm=None,  # the separate norms quantize their output
             gemm_add_norm=None,
             sandwich_norms=None,
@@ -171,7 +182,9 @@ TRITON = KernelSet(
     fp8_linear=fp8_linear,
     group_quantized_linear=group_quantized_linear,
     quantize_fp8_weight=quantize_fp8_weight,
-    quantizing=QuantizingKernels(layernorm.rms_norm_quant, layernorm.add_rms_norm_quant, act_and_mul_quant),
+    quantizing=QuantizingKernels(
+        fp8_lm_head_argmax, layernorm.rms_norm_quant, layernorm.add_rms_norm_quant, act_and_mul_quant
+    ),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -79,11 +79,13 @@ class LayerFactory:
         cls, device: torch.device | str, dtype: torch.dtype, attn_impl: str | None = None,
         quantization: str | None = None, lora_config: LoRAConfig | None = None, *,
         group: TensorParallelGroup = SINGLE_RANK, expert_parallel: bool = False, deterministic: bool = False,
+        fp8_lm_head: bool = True,
     ) -> LayerFactory:  # fmt: skip
         """Selects the kernels and, unless it is named, the attention implementation.
 
         Args:
             deterministic: select batch-invariant kernels and attention.
+            fp8_lm_head: with fp8 weights, find the argmax with e4m3 products (``kernels.fp8_argmax``).
 
         Raises:
             ConfigError: the dtype is not a floating point type, or the format does not support the dtype or the device.
@@ -95,6 +97,8 @@ class LayerFactory:
             get_format(quantization).check(device, dtype)
         default = "triton_grouped" if device.type == "cuda" else "torch"
         kernels = select_kernels(device, dtype, quantization, deterministic=deterministic)
+        if not fp8_lm_head:
+            kernels = replace(kernels, fp8_lm_head_argmax=None)
         lora = None
         if lora_config is not None:
             lora = LoRAContext(lora_config, kernels.add_lora, batch_invariant=kernels.batch_invariant)

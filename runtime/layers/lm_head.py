@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from runtime.kernels.common import wide
-from runtime.kernels.fused_argmax import lm_head_argmax_reference
+from runtime.kernels.fused_argmax import ArgmaxOutput, lm_head_argmax_reference
+from runtime.kernels.quantized_tensor import Fp8, quantize_fp8
 
 if TYPE_CHECKING:
     from runtime.kernels.ops import KernelSet
@@ -62,6 +63,15 @@ class LMHead:
         self.kernels = kernels
         self.vocab_shard = vocab_shard
         self.fused_argmax = kernels.lm_head_argmax is not lm_head_argmax_reference
+        self._codes: Fp8 | None = None  # the weight in e4m3, see `prepare`
+
+    def prepare(self) -> None:
+        """Quantizes a copy of the loaded weight, if the kernel of the argmax multiplies in e4m3.
+
+        Call it before `argmax`, and not while a CUDA graph is captured.
+        """
+        if self.kernels.fp8_lm_head_argmax is not None and self._codes is None:
+            self._codes = quantize_fp8(self.weight.tensor)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns logits [n, vocab] for `hidden` [n, hidden]; see `head_logits`."""
@@ -77,11 +87,24 @@ class LMHead:
         """
         if self.vocab_shard is not None:
             return self._merge_ranks(self.vocab_shard, hidden, mask_id, max_token_id, allowed_ids, num_valid)
-        found = self.kernels.lm_head_argmax(
-            hidden, self.weight.tensor, mask_id=mask_id, max_token_id=max_token_id, allowed_ids=allowed_ids,
-            num_valid=num_valid,
-        )  # fmt: skip
+        found = self._argmax(hidden, mask_id, max_token_id, allowed_ids, num_valid)
         return found.token, found.conf
+
+    def _argmax(
+        self, hidden: torch.Tensor, mask_id: int | None, max_token_id: int, allowed_ids: Sequence[int],
+        num_valid: torch.Tensor | None,
+    ) -> ArgmaxOutput:  # fmt: skip
+        """Returns the argmax over this rank's ids, which the arguments count from its first one."""
+        kernel, weight = self.kernels.fp8_lm_head_argmax, self.weight.tensor
+        if kernel is not None:
+            assert self._codes is not None
+            return kernel(
+                hidden, weight, self._codes, mask_id=mask_id, max_token_id=max_token_id, allowed_ids=allowed_ids,
+                num_valid=num_valid,
+            )  # fmt: skip
+        return self.kernels.lm_head_argmax(
+            hidden, weight, mask_id=mask_id, max_token_id=max_token_id, allowed_ids=allowed_ids, num_valid=num_valid
+        )
 
     def _merge_ranks(
         self, shard: VocabShard, hidden: torch.Tensor, mask_id: int | None, max_token_id: int,
@@ -89,10 +112,9 @@ class LMHead:
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """Computes the argmax over the full vocabulary from the argmax of each rank."""
         first = shard.local.start
-        token, conf, peak = self.kernels.lm_head_argmax(
-            hidden, self.weight.tensor, mask_id=mask_id - first if mask_id in shard.local else None,  # type: ignore[operator]
-            max_token_id=max_token_id - first,
-            allowed_ids=[token - first for token in allowed_ids if token in shard.local], num_valid=num_valid,
+        token, conf, peak = self._argmax(
+            hidden, mask_id - first if mask_id in shard.local else None,  # type: ignore[operator]
+            max_token_id - first, [token - first for token in allowed_ids if token in shard.local], num_valid,
         )  # fmt: skip
         numbers = torch.stack([peak, 1 / conf, (token + first).to(conf.dtype)])
         peaks, sums, tokens = shard.group.all_gather(numbers).unbind(1)

@@ -281,6 +281,8 @@ class CandidateSampler:
             LogitStat.ENTROPY: logits_ops.entropy_from_logits,
         }
         self.fused_lm_head = lm_head if isinstance(lm_head, LMHead) and lm_head.fused_argmax else None
+        if self.fused_lm_head is not None:
+            self.fused_lm_head.prepare()
         self.softcap_lm_head = None  # only without vocabulary sharding: its kernel needs the full vocabulary
         if isinstance(lm_head, SoftcapLMHead) and lm_head.kernels.softmax_stats and not logits_ops.is_sharded:
             self.softcap_lm_head = lm_head

@@ -47,6 +47,7 @@ FP8 = [
     *table("not finite", quantized_cases.check_fp8_weight_that_is_not_finite, ALL, (5, 1030), (2, 1)),
     *table("overflow", quantized_cases.check_fp8_weight_overflow, ALL, ()),
     *table("attached", quantized_cases.check_attached_fp8, ALL, (1, 16, "silu"), (5, 100, "gelu_tanh")),
+    *table("head", quantized_cases.check_fp8_argmax, DOTS[1:], (1, 512, 300, (), None), (70, 512, 500, (499,), 9)),
     *table("linear", quantized_cases.check_fp8_linear, DOTS, (33, 100, 36, True)),
     *table("moe", quantized_cases.check_fp8_moe, DOTS, (70, 40, 24, 3, 2, True, False)),
     *table("gelu", quantized_cases.check_fp8_moe, DOTS[:1], (20, 32, 24, 4, 2, False, False), activation="gelu_tanh"),

@@ -13,6 +13,8 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels import linear
 from runtime.kernels.activation import Activation, act_and_mul_reference, interleave_gate_up
+from runtime.kernels.fp8_argmax import fp8_lm_head_argmax
+from runtime.kernels.fused_argmax import ArgmaxOutput, lm_head_argmax, lm_head_argmax_reference
 from runtime.kernels.fused_moe import fused_moe
 from runtime.kernels.fused_moe.fused_moe import moe_reference
 from runtime.kernels.linear import dequantize
@@ -53,6 +55,61 @@ def check_quantize_fp8(rows: int, size: int, dtype: torch.dtype, device: str) ->
     # Numbers about halfway between two fp8 values may round either way.
     torch.testing.assert_close(values, expected_values, rtol=0.13, atol=0.002)
     assert not values[rows // 2].any()
+
+
+def check_fp8_argmax(
+    rows: int, inputs: int, vocab: int, allowed_ids: tuple[int, ...], dead: int | None, dtype: torch.dtype, device: str
+) -> None:
+    """Compares `fp8_lm_head_argmax` with the float64 reference: the token, except in near ties, and its probability.
+
+    Args:
+        dead: number of padding rows that follow; the kernel gets `num_valid`. None: no padding and no `num_valid`.
+    """
+    hidden = random(rows, inputs, dtype=dtype, device=device, seed=30)
+    hidden *= torch.linspace(0.5, 3, rows, device=device)[:, None]  # flat and steep rows
+    weight = random(vocab, inputs, dtype=dtype, device=device, seed=31, scale=inputs**-0.5)
+    weight[vocab // 2] = weight[vocab // 3]  # ties: the lowest id wins
+    weight[vocab - 1] = weight[1] * 2
+    for row, token in enumerate((vocab // 2, 7, vocab - 1, vocab // 2 + 1)):
+        hidden[row % rows] = weight[token] * inputs**0.5  # mask id 7 and the last ids are forbidden
+    own = {"mask_id": 7, "max_token_id": vocab - 4, "allowed_ids": allowed_ids}
+    codes = quantize_fp8_reference(weight)
+    if dead is None:
+        found = fp8_lm_head_argmax(hidden, weight, codes, **own)
+    else:
+        live = torch.tensor([rows], dtype=torch.int32, device=device)
+        padded = torch.cat([hidden, hidden.new_zeros(dead, inputs)])
+        found = fp8_lm_head_argmax(padded, weight, codes, **own, num_valid=live)
+        assert not found.token[rows:].any()
+        assert (found.conf[rows:] == 1).all()
+        found = ArgmaxOutput(*(each[:rows] for each in found))
+    expected = lm_head_argmax_reference(hidden.double(), weight.double(), **own)
+    logits = hidden.double() @ weight.double().T
+    chosen = logits.gather(1, found.token[:, None])[:, 0]
+    torch.testing.assert_close(chosen, expected.logit, rtol=1e-6, atol=2e-5)  # either token of a near tie is accepted
+    torch.testing.assert_close(found.logit.double(), expected.logit, rtol=1e-5, atol=2e-5)
+    if rows > 3:
+        assert found.token[0] in (vocab // 3, expected.token[0])
+    same = found.token == expected.token
+    assert int((~same).sum()) <= 1 + rows // 100
+    error = (found.conf.double() - expected.conf)[same].abs()
+    assert bool((error <= torch.where(expected.conf[same] >= 0.9, 1e-3, 5e-3)).all()), float(error.max())
+
+
+def check_fp8_argmax_of_many_rows(rows: int, inputs: int, vocab: int, device: str) -> None:
+    """Compares the argmax of random rows with that of the 16-bit kernel. Only near ties may differ."""
+    weight = random(vocab, inputs, dtype=torch.bfloat16, device=device, seed=31, scale=inputs**-0.5)
+    codes, own = quantize_fp8(weight), {"mask_id": 7, "max_token_id": vocab - 4}
+    generator = torch.Generator(device).manual_seed(32)
+    for first in range(0, rows, 4096):
+        count = min(4096, rows - first)
+        scale = torch.rand(count, 1, generator=generator, device=device) * 3
+        hidden = (torch.randn(count, inputs, generator=generator, device=device) * scale).bfloat16()
+        got, expected = fp8_lm_head_argmax(hidden, weight, codes, **own), lm_head_argmax(hidden, weight, **own)
+        differ = got.token != expected.token
+        torch.testing.assert_close(got.logit[differ], expected.logit[differ], rtol=1e-5, atol=1e-5)
+        error = (got.conf - expected.conf)[~differ].abs()
+        assert bool((error <= torch.where(expected.conf[~differ] >= 0.9, 1e-3, 5e-3)).all()), float(error.max())
 
 
 def extreme_rows(rows: int, size: int, dtype: torch.dtype, device: str) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 import triton.language as tl
 
-from runtime.kernels import activation, layernorm, linear, quantized_tensor
+from runtime.kernels import activation, fp8_argmax, layernorm, linear, quantized_tensor
 from runtime.kernels.fused_moe import tile_config
 from runtime.kernels.quantized_tensor import empty_group_quantized
 from tests.kernels.test_compile import boxed, build, build_gemm, check_gemm, spilled
@@ -116,6 +116,22 @@ def test_fp8_linear(rows, described):
     }  # fmt: skip
     compiled = build(linear._fp8_linear, types, constants, num_warps=warps)
     check_gemm(compiled)
+
+
+@pytest.mark.parametrize("rows", [1, 64, 2048])
+def test_fp8_head(rows):
+    config = fp8_argmax.select_config(rows, 2048)
+    numbers = dict.fromkeys(("rows", "vocab", "mask_id", "max_id", "allowed_id_a", "allowed_id_b"), "i32")
+    types = numbers | {"hidden": boxed(config.rows, config.depth, "fp8e4nv"), "num_valid_ptr": "*i32"}
+    types |= {"weights": boxed(config.tokens, config.depth, "fp8e4nv")}
+    types |= dict.fromkeys(("hidden_scales_ptr", "scales_ptr", "found_ptr"), "*fp32")
+    same = {"HIDDEN_SIZE": 2048, "TOKENS": config.tokens, "FIELDS": fp8_argmax.FIELDS, "HAS_NUM_VALID": True}
+    constants = {"ROWS": config.rows, "DEPTH": config.depth, "STAGES": config.stages, "TMA": True}
+    check_gemm(build(fp8_argmax._two_largest, types, same | constants, num_warps=config.warps), True)
+    types = {"hidden_ptr": "*bf16", "weight_ptr": "*bf16", "num_valid_ptr": "*i32", "token_ptr": "*i64", "rows": "i32"}
+    types |= dict.fromkeys(("found_ptr", "conf_ptr", "logit_ptr"), "*fp32") | {"pieces": "i32"}
+    constants = {"HIDDEN_P2": 2048, "PIECES": 2048, "CANDIDATES": fp8_argmax.CANDIDATES}
+    assert spilled(build(fp8_argmax._decide, types, same | constants, num_warps=8)) == 0
 
 
 def test_fp8_quantize():

@@ -23,6 +23,9 @@ KERNELS = [
     *table("fp8 overflow", quantized_cases.check_fp8_weight_overflow, ALL, ()),
     *table("fp8 attached", quantized_cases.check_attached_fp8, ALL, (1, 2048, "silu"), (2048, 512, "silu"),
            (33, 5120, "silu"), (7, 100, "silu"), (40, 14336, "silu")),
+    *table("fp8 head", quantized_cases.check_fp8_argmax, HALF, *(
+        (rows, 2048, 157_184, (), dead) for rows, dead in ((1, None), (16, None), (64, 20), (1000, 24), (2048, None)))),
+    *table("fp8 head of awkward sizes", quantized_cases.check_fp8_argmax, HALF, (33, 700, 5000, (4999,), 7)),
     *table("fp8 linear", quantized_cases.check_fp8_linear, ALL, *(
         (rows, *shape) for rows in (1, 32, 200, 1024, 2048, 8192) for shape in (MINI, WIDE)),
         (33, 100, 36, True), (5000, 48, 24, True), (3, 20, 7, True)),
@@ -61,3 +64,7 @@ def test_loading_holds_little_more_than_the_result(format):
     before = torch.cuda.memory_allocated()
     weight.load((), values)
     assert torch.cuda.max_memory_allocated() - before < 0.2 * values.nbytes
+
+
+def test_the_fp8_head_finds_the_argmax_of_a_million_rows():
+    quantized_cases.check_fp8_argmax_of_many_rows(1_000_000, 2048, 157_184, "cuda")
