@@ -123,9 +123,9 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "engine.attnImpl",
         ),
         Rule(
-            "!has(self.model.family) || self.model.family != 'llada2dot1_mini' || (has(self.engine) && "
-            "has(self.engine.samplingMode) && self.engine.samplingMode == 'Edit')",
-            "model.family llada2dot1_mini needs Edit",
+            "!has(self.model.family) || !(self.model.family in ['llada2dot1_mini', 'llada2dot1_flash']) || "
+            "(has(self.engine) && has(self.engine.samplingMode) && self.engine.samplingMode == 'Edit')",
+            "model.family llada2dot1_mini and llada2dot1_flash need Edit",
             "engine.samplingMode",
         ),
         Rule(

@@ -157,7 +157,7 @@ def detect(config: Mapping[str, Any]) -> bool:
 LLADA2 = register_family(
     DecoderFamily(
         key="llada2",
-        aliases=("llada2_mini", "llada2_moe", "llada2_flash", "llada2dot1_mini"),
+        aliases=("llada2_mini", "llada2_moe", "llada2_flash", "llada2dot1_mini", "llada2dot1_flash"),
         detect=detect,
         parse=parse,
         weights=weights,
@@ -168,6 +168,6 @@ LLADA2 = register_family(
         mask_id=156895,
         eos_ids=(156892,),
         reasoning="think",
-        needs_edit=frozenset({"llada2dot1_mini"}),
+        needs_edit=frozenset({"llada2dot1_mini", "llada2dot1_flash"}),
     )
 )

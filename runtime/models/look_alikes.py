@@ -58,7 +58,7 @@ LOOK_ALIKES = (
         MODEL_TYPES,
         _has_no_version,
         "config.json is equal for LLaDA2.0 and LLaDA2.1, and the name does not tell which of them this is; for "
-        "LLaDA2.1, set --model-name llada2dot1_mini, otherwise --sampling-mode naive",
+        "LLaDA2.1, set --model-name llada2dot1_mini or llada2dot1_flash, otherwise --sampling-mode naive",
         refused=False,
     ),
 )

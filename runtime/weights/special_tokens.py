@@ -115,8 +115,7 @@ def _tokenizer(checkpoint: Checkpoint) -> tuple[dict[str, int], dict[str, str]]:
     data = tokenizer_json.read_tokenizer(checkpoint.path)
     file = tokenizer_json.source_name(checkpoint.path)
     if data is None:
-        raise ConfigError(f"{checkpoint.path} holds no tokenizer.json; add the tokenizer's files, or use ids in and "
-                          "ids out with skip_tokenizer=True")  # fmt: skip
+        raise ConfigError(f"{checkpoint.path} holds no tokenizer; add its files, or {tokenizer_json.REMEDY}")
     try:
         vocab = Tokenizer.from_str(json.dumps(data)).get_vocab(with_added_tokens=True)
     except Exception as error:  # the library raises bare Exception for a broken file

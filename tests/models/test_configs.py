@@ -446,9 +446,8 @@ def test_detection_of_llada2():
     assert llada2.detect(tiny_config())
     assert not llada2.detect(tiny_config(expert_capacity=48)), "LLaDA2.2 is another family"
     assert not llada2.detect(tiny_config(model_type="llama"))
-    for name in ("llada2", "llada2_mini", "llada2_moe", "llada2_flash", "llada2dot1_mini"):
+    for name in ("llada2", "llada2_mini", "llada2_moe", "llada2_flash", "llada2dot1_mini", "llada2dot1_flash"):
         assert resolve_family(name, {}).key == "llada2"
-    assert "llada2dot1_mini" in resolve_family("llada2", {}).needs_edit
     assert "llada2" in families()
 
 

@@ -110,11 +110,12 @@ def test_llada2dot1_edits_by_its_name(where, info_of):
     assert values(info, algorithm="threshold")["accept_threshold"] == 0.95
 
 
-def test_the_alias_of_llada2dot1_names_it_whatever_the_directory(info_of):
-    info = info_of("llada2_tiny", "model", model_name="llada2dot1_mini")
+@pytest.mark.parametrize("alias", ["llada2dot1_mini", "llada2dot1_flash"])
+def test_the_alias_of_llada2dot1_names_it_whatever_the_directory(alias, info_of):
+    info = info_of("llada2_tiny", "model", model_name=alias)
     assert (info.default_algorithm, values(info)["accept_threshold"]) == ("edit", 0.7)
-    with pytest.raises(ConfigError, match="--model-name llada2dot1_mini needs --sampling-mode edit"):
-        info_of("llada2_tiny", "LLaDA2.1-mini", model_name="llada2dot1_mini", sampling_mode="naive")
+    with pytest.raises(ConfigError, match=f"--model-name {alias} needs --sampling-mode edit"):
+        info_of("llada2_tiny", "LLaDA2.1-mini", model_name=alias, sampling_mode="naive")
 
 
 def test_requests_then_flags_precede_published_defaults(info_of):
