@@ -59,6 +59,7 @@ def pull(model: str, to: Path | None) -> Path:
 
     from runtime.weights import hub
     from runtime.weights.checkpoint import listed_weights, open_checkpoint, summary
+    from runtime.weights.repository import write_repository
 
     if not model.startswith("hf://"):
         raise ConfigError(f"{model!r} is not org/name or hf://org/name; only models of the hub are downloaded")
@@ -85,6 +86,8 @@ def pull(model: str, to: Path | None) -> Path:
         raise hub.TemporaryError(
             f"{summary(wrong)} differed from the hub and {'was' if len(wrong) == 1 else 'were'} removed; call again"
         )
+    if to is not None:
+        write_repository(directory, hub.parse(model)[0])
     return directory
 
 

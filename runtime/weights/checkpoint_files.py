@@ -32,7 +32,8 @@ _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".tiktoken")
+REPOSITORY = "unmask-repository"  # has the name of the repository from which `unmask pull --to` downloaded the files
+SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".tiktoken", REPOSITORY)
 SAMPLE_BYTES = 1 << 16  # bytes per sample
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of a Git LFS pointer
 NUM_SAMPLES = 16  # samples per file, including its beginning and end
@@ -246,7 +247,7 @@ def _text(descriptor: int, name: str, limit: int) -> str:
 
 
 def file_digests(directory: Path) -> dict[str, str]:
-    """Returns file name -> digest of its size and samples, for JSON, safetensors and tokenizer files."""
+    """Returns file name -> digest of its size and samples, for all files that are read except templates."""
     found = {}
     for path in sorted(path for suffix in SUFFIXES for path in directory.glob(f"*{suffix}")):
         with opened(directory, path.name) as descriptor:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from e2e.stubs.hub import checkpoint
+from runtime.weights.checkpoint_files import REPOSITORY
+from runtime.weights.repository import repository_names
 from tests.server.harness import ROOT
 from tests.wait import TIMEOUT
 from tests.weights.test_before_download import DEMO, OTHERS, Stub, commit, stub
@@ -33,7 +35,9 @@ def test_what_the_server_reads_is_downloaded_once(stub: Stub, tmp_path: Path, pl
     assert done.returncode == 0, done.stderr
     directory = Path(done.stdout.strip())
     assert directory == tmp_path / "models" / "demo" if plain else directory.name == commit("model")
-    assert {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()} == files
+    written = files | ({REPOSITORY: b"org/private\n"} if plain else {})
+    assert {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()} == written
+    assert repository_names(str(directory), directory, {})[0] == "org/private"
     assert f"commit {commit('model')}: {len(files)} files, 0.0" in done.stderr
 
     # A file that is gone, and one with another content, are downloaded again. The latter takes another call.
@@ -52,7 +56,7 @@ def test_what_the_server_reads_is_downloaded_once(stub: Stub, tmp_path: Path, pl
     stub.asked.clear()
     done = pull(stub, tmp_path / "home", model, *to)
     assert done.returncode == 0, done.stderr
-    assert {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()} == files
+    assert {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()} == written
     weights = set(stub.shards_asked())
     assert weights <= {SHARD, other.name}
     assert other.name in weights

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.weights.repository import repository_names
+from runtime.errors import ConfigError
+from runtime.weights.checkpoint_files import REPOSITORY, file_digests
+from runtime.weights.repository import repository_names, write_repository
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 SNAPSHOT = f"/cache/hub/models--JetLM--SDAR-8B-Chat-b32/snapshots/{COMMIT}"
@@ -40,3 +42,14 @@ def test_a_relative_directory_and_a_link_have_the_names_of_their_targets(tmp_pat
     monkeypatch.chdir(tmp_path / "SDAR-b16")
     for relative in (".", "../SDAR-b16"):
         assert "SDAR-b16" in repository_names(relative, Path(relative), {})
+
+
+def test_a_downloaded_directory_keeps_the_name_of_its_repository(tmp_path):
+    write_repository(tmp_path, "JetLM/SDAR-8B-Chat-b32")
+    names = repository_names("/models/current", tmp_path, {"_name_or_path": "org/other"})
+    assert names == ("JetLM/SDAR-8B-Chat-b32", tmp_path.name, "org/other")
+    assert file_digests(tmp_path).keys() == {REPOSITORY}, "ranks would decide about different names"
+    for wrong in ("", "SDAR", "a/b/c", "JetLM/SDAR\nJetLM/other"):
+        (tmp_path / REPOSITORY).write_text(wrong)
+        with pytest.raises(ConfigError, match="not the name of a repository, org/name; correct it"):
+            repository_names("/models/current", tmp_path, {})
