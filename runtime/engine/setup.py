@@ -36,7 +36,7 @@ from runtime.structured_output.grammar_cache import create_grammar_cache
 from runtime.tokenizer import Tokenizer
 from runtime.weights.checkpoint import Checkpoint, find_missing_weights, open_checkpoint
 from runtime.weights.hub import Progress
-from runtime.weights.loader import load_model
+from runtime.weights.loader import check_index, load_model
 from runtime.weights.special_tokens import TokenIds, resolve_token_ids
 from runtime.worker.memory import RankDevice, build_model_runner
 
@@ -71,9 +71,9 @@ def load_engine(
     """
     checkpoint = open_checkpoint(config.model)
     device, dtype = _device(config), _dtype(config)
-    fetched = cache(lambda: _fetch_weights(config, checkpoint, chat_template, progress))
     plan = plan_model(config, checkpoint)
     family, arch = plan.family, plan.arch
+    fetched = cache(lambda: _fetch_weights(config, checkpoint, plan, chat_template, progress))
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     with contextlib.closing(KernelCompiler(device)) as compiler:
         if config.compile_mode is None:  # `build_model_runner` does not use the compiler with torch.compile
@@ -119,15 +119,17 @@ def _with_adapters(info: EngineInfo, lora: LoRASetup, config: EngineConfig) -> E
 
 
 def _fetch_weights(
-    config: EngineConfig, checkpoint: Checkpoint, chat_template: str | None, progress: Progress | None
+    config: EngineConfig, checkpoint: Checkpoint, plan: ModelPlan, chat_template: str | None, progress: Progress | None
 ) -> Checkpoint:
     """Returns the checkpoint after missing weights were downloaded.
 
     Raises:
-        ConfigError: the tokenizer or the chat template cannot be used, or the download failed.
+        ConfigError: the index lacks a tensor, the tokenizer or the chat template cannot be used, or the download
+            failed.
     """
     missing = find_missing_weights(config.model, checkpoint)
     if missing is not None:
+        check_index(checkpoint, plan.family.weights(plan.arch))
         if not config.skip_tokenizer:
             Tokenizer(checkpoint.path, chat_template)  # it is read again where it is used
         missing.fetch(progress)

@@ -318,11 +318,7 @@ def _open(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, stack: 
     """
     params = named_weights(module)
     files, scheme = checkpoint.tensor_files(), get_scheme(checkpoint.config)
-    try:
-        gathered = group_tensors(files.keys(), scheme)
-    except ConfigError as error:
-        raise ConfigError(f"{checkpoint.path} {error}") from None
-    weights = weights.of({weights.rename(name) for name in gathered})
+    gathered, weights = _gather(checkpoint, files.keys(), weights)
     parts = {name: WeightSlice.of(params[slot.param].full_shape, slot.index) for name, slot in weights.slots.items()}
     _check_coverage(module, params, parts, weights)
     names = _match(checkpoint, gathered, weights)
@@ -340,6 +336,24 @@ def _open(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, stack: 
     shapes = {name: part.shape for name, part in parts.items()} | weights.combine_with
     _check_shapes(sources, shapes, checkpoint)
     return OpenTensors(sources, copies, weights.slots)
+
+
+def _gather(
+    checkpoint: Checkpoint, names: Collection[str], weights: WeightMap
+) -> tuple[dict[str, dict[str, str]], WeightMap]:
+    """Returns the result of `group_tensors` for stored names, and the map of a checkpoint that has these tensors."""
+    try:
+        gathered = group_tensors(names, get_scheme(checkpoint.config))
+    except ConfigError as error:
+        raise ConfigError(f"{checkpoint.path} {error}") from None
+    return gathered, weights.of({weights.rename(name) for name in gathered})
+
+
+def check_index(checkpoint: Checkpoint, weights: WeightMap) -> None:
+    """Raises ConfigError if the index lists other tensors than config.json implies. No shard has to be there."""
+    listed = checkpoint.read_index()
+    if listed is not None:
+        _match(checkpoint, *_gather(checkpoint, listed.keys(), weights))
 
 
 def _check_coverage(

@@ -159,6 +159,14 @@ def test_refusals_come_before_the_first_byte_of_the_weights(stub: Stub, tmp_path
     lacks = files_of(without=("model-00003-of-00004.safetensors",))
     cases.append(({"model": stub.add("lacks a shard", lacks)}, {}))
     messages.append("lacks 'model-00003-of-00004.safetensors', which model.safetensors.index.json lists")
+    for name, gone in (("lacks a tensor", "model.norm.weight"), ("has one more", "")):
+        files = files_of()
+        index = json.loads(files["model.safetensors.index.json"])
+        index["weight_map"] = {tensor: file for tensor, file in index["weight_map"].items() if tensor != gone}
+        index["weight_map"] |= {} if gone else {"model.surplus": "model-00001-of-00004.safetensors"}
+        files["model.safetensors.index.json"] = json.dumps(index).encode()
+        cases.append(({"model": stub.add(name, files)}, {}))
+        messages.append(f"(1 missing: {gone!r})" if gone else "(1 unknown: 'model.surplus')")
     cases.sort(key=lambda case: "free" in case[1])  # the patch of the disk stays
     messages.sort(key=lambda message: "to be downloaded" in message)
 
