@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
@@ -15,11 +16,11 @@ from runtime.config import EngineConfig
 from runtime.distributed.process_group import TensorParallelGroup
 from runtime.errors import ConfigError, is_out_of_memory
 from runtime.layers.kv_pool import LAYOUTS
-from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import Model, ModelFamily
 from runtime.parameters.weight import named_weights
 from runtime.quantization.fp8 import MIN_COMPUTE_CAPABILITY
 from runtime.scheduling.strategy import Strategy, max_request_pages
+from runtime.weights.loader import meta_model
 from runtime.worker.candidates import LOGITS_CHUNK_ROWS, SAMPLING_CHUNK_ROWS
 
 PAGE_SIZE = 32  # tokens, the default of --page-size
@@ -109,25 +110,18 @@ class Sizing:
     is_quantized: bool
     group: TensorParallelGroup
 
+    @cached_property
     def meta_model(self) -> Model:
-        """Builds the model of a rank on the meta device, where weights have shapes but no memory.
-
-        Raises:
-            ConfigError: The flags do not fit the model, or config.json states sizes that no tensor can have.
-        """
-        group = TensorParallelGroup(self.group.rank, self.group.size)
-        build = LayerFactory.create(
-            "meta", self.dtype, "torch", self.quantization, group=group,
+        """The model of a rank on the meta device. Raises as `runtime.weights.loader.meta_model`."""
+        group = TensorParallelGroup(self.group.rank, self.group.size)  # without connections
+        return meta_model(
+            self.family, self.arch, self.dtype, self.quantization, group=group,
             expert_parallel=self.config.expert_parallel_size > 1,
         )  # fmt: skip
-        try:
-            return self.family.make(self.arch, build)
-        except RuntimeError as error:
-            raise ConfigError(f"config.json states sizes that no tensor can have: {error}") from None
 
     def footprint(self) -> Footprint:
         """Returns the bytes of the model. Raises as `meta_model`."""
-        model, config = self.meta_model(), self.config
+        model, config = self.meta_model, self.config
         weights = named_weights(cast(nn.Module, model)).values()
         page_size = config.page_size or PAGE_SIZE
         rows = config.max_num_batched_tokens

@@ -140,7 +140,7 @@ def _check_experts(config: EngineConfig, sizing: Sizing) -> None:
     """Raises ConfigError if experts are to be distributed, and the model has none."""
     if config.expert_parallel_size == 1:
         return
-    weights = named_weights(cast(nn.Module, sizing.meta_model())).values()
+    weights = named_weights(cast(nn.Module, sizing.meta_model)).values()
     if not any(weight.shard and weight.shard.dim == -3 for weight in weights):
         raise ConfigError(
             f"--expert-parallel-size {config.expert_parallel_size}: the model has no experts to distribute; "

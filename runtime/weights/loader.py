@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lora import LoRAConfig
@@ -83,10 +84,7 @@ def load_model(
             anything of the stated sizes is allocated.
     """
     weights = family.weights(arch)
-    try:
-        meta = meta_model(family, arch, build.dtype, build.quantization)
-    except RuntimeError as error:
-        raise ConfigError(f"{checkpoint.path}: config.json states sizes that no tensor can have: {error}") from None
+    meta = meta_model(family, arch, build.dtype, build.quantization)
     with ExitStack() as stack:
         opened = _open(cast(nn.Module, meta), checkpoint, weights, stack)
         unquantized = _unquantized_weights(cast(nn.Module, meta), opened, checkpoint)
@@ -110,9 +108,25 @@ def meta_model(
     dtype: torch.dtype,
     quantization: str | None = None,
     adapters: LoRAConfig | None = None,
+    *,
+    group: TensorParallelGroup = SINGLE_RANK,
+    expert_parallel: bool = False,
 ) -> Model:
-    """Builds the model on the meta device. Names and shapes of its weights are the same for every format and device."""
-    return family.make(arch, LayerFactory.create("meta", dtype, "torch", quantization, adapters))
+    """Builds the model of a rank on the meta device, where weights have shapes but no memory.
+
+    Names and full shapes of its weights are the same for every format, device and rank.
+
+    Raises:
+        ConfigError: The format or the group does not fit the model, or config.json states sizes that no tensor can
+            have.
+    """
+    build = LayerFactory.create(
+        "meta", dtype, "torch", quantization, adapters, group=group, expert_parallel=expert_parallel
+    )
+    try:
+        return family.make(arch, build)
+    except RuntimeError as error:
+        raise ConfigError(f"config.json states sizes that no tensor can have: {error}") from None
 
 
 def _check_same_weights(module: nn.Module, meta: nn.Module) -> None:
