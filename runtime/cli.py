@@ -19,6 +19,7 @@ COMMANDS = {
         "runtime.server.cli",
         "serve [MODEL] [flags]: a model over HTTP; MODEL is a directory, org/name or hf://org/name",
     ),
+    "models": ("runtime.commands.models", "models [--json] [PATTERN]: published repositories, with their defaults"),
     "fit": ("runtime.commands.fit", "fit [MODEL] [flags]: whether a model fits into the memory of a device"),
     "pull": ("runtime.commands.pull", "pull MODEL [--to DIR]: download what the server would read"),
     "chat": ("runtime.chat", "chat [flags]: talk to a running server in the terminal"),

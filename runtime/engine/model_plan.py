@@ -79,7 +79,7 @@ def plan_model(config: EngineConfig, checkpoint: Checkpoint) -> ModelPlan:
     facts = family.facts(arch)
     block_size = resolve_block_size(config.block_size, family, facts, checkpoint.config, names)
     context = _context(config, facts, block_size.tokens)
-    key = _strategy_key(config, family, names)
+    key = resolve_strategy_key(config.decoding_strategy, family, names)
     strategy = _strategy(config, family, context, key)
     return ModelPlan(
         family=family,
@@ -94,14 +94,18 @@ def plan_model(config: EngineConfig, checkpoint: Checkpoint) -> ModelPlan:
     )
 
 
-def _strategy_key(config: EngineConfig, family: ModelFamily[Any], names: Sequence[str]) -> str:
+def resolve_strategy_key(flag: str | None, family: ModelFamily[Any], names: Sequence[str]) -> str:
     """Returns the strategy of the flag, else of the repository's name, else the first of the family.
+
+    Args:
+        flag: value of --decoding-strategy.
+        names: names of the repository (``weights.repository``).
 
     Raises:
         ConfigError: the family has strategies by name, and no name tells which one this checkpoint needs.
     """
-    if config.decoding_strategy is not None or not family.strategy_in_name:
-        return config.decoding_strategy or family.strategies[0]
+    if flag is not None or not family.strategy_in_name:
+        return flag or family.strategies[0]
     for name in names:
         words = re.split(r"[^a-z0-9]+", name.rpartition("/")[2].lower())
         if len(found := {key for word, key in family.strategy_in_name.items() if word in words}) == 1:

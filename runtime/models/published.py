@@ -1,4 +1,4 @@
-"""Defaults of published checkpoints, from ``published.toml``, by family and by the name of the repository."""
+"""Published checkpoints, from ``published.toml``: defaults by family and by name, repositories, and their checks."""
 
 from __future__ import annotations
 
@@ -35,6 +35,53 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Fact:
+    """A fact of a repository. ``published.toml`` lists the sources."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository with a checkpoint. A fact is None if no source tells it.
+
+    Attributes:
+        name: ``org/name``.
+        family: key of the family.
+        weights: GB of 10^9 bytes.
+        license: name of the license of the weights.
+        format: format of the weights in its files.
+        block: tokens per block.
+        needs_name: whether --model-name has to select the family.
+    """
+
+    name: str
+    family: str
+    block: Fact
+    weights: Fact | None = None
+    license: Fact | None = None
+    format: Fact | None = None
+    needs_name: bool = False
+
+
+@dataclass(frozen=True)
+class Check:
+    """With what a family was compared, on tiny checkpoints with random weights.
+
+    Attributes:
+        logits: whether logits equal those of the published implementation.
+        answers: how many answers equal those of the published implementation; "" for none.
+        others: independent implementations.
+    """
+
+    family: str
+    logits: bool
+    others: str
+    answers: str = ""
+
+
+@dataclass(frozen=True)
 class PublishedDefaults:
     """The server's defaults for a checkpoint. A field that is absent has no such default.
 
@@ -60,10 +107,28 @@ class PublishedDefaults:
 
 
 @cache
+def _content() -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+
+
+@cache
 def entries() -> tuple[Entry, ...]:
     """Returns the entries of ``published.toml``, in its order."""
-    text = Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
-    return tuple(Entry(**entry) for entry in tomllib.loads(text)["entry"])
+    return tuple(Entry(**entry) for entry in _content()["entry"])
+
+
+def repositories() -> list[Repository]:
+    """Returns the repositories of ``published.toml``, in its order."""
+
+    def read(value: Any) -> Any:
+        return Fact(**value) if isinstance(value, dict) else value
+
+    return [Repository(**{key: read(value) for key, value in each.items()}) for each in _content()["repository"]]
+
+
+def checks() -> dict[str, Check]:
+    """Returns how each family was checked, by its key."""
+    return {each["family"]: Check(**each) for each in _content()["check"]}
 
 
 def published_defaults(family: str, names: Sequence[str]) -> PublishedDefaults:

@@ -1,8 +1,9 @@
-"""Generates the tables of docs/models/index.md from declarations and named shapes: ``python -m tools.docs.models``."""
+"""Generates tables of docs/models from declarations and named shapes: ``python -m tools.docs.models``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -15,7 +16,7 @@ from runtime.engine.request_defaults import supported_algorithms
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import ModelFamily, families, resolve_family
-from runtime.models.published import Entry, entries, published_defaults
+from runtime.models.published import Entry, Fact, checks, entries, published_defaults, repositories
 from runtime.parameters.weight import named_weights
 from runtime.request.engine_messages import SAMPLING
 from runtime.scheduling.strategy import DecodingContext, Strategy
@@ -126,16 +127,47 @@ def _values(fields: Mapping[str, Any]) -> str:
     return ", ".join(f"`{key}` {value}" for key, value in fields.items())
 
 
-TABLES = {"families": family_table, "published": published_table, "shapes": shape_table}
+def repository_table() -> str:
+    """Returns the table of published repositories, with the source of each fact."""
+    head = "| Repository | Family | Weights | Format | License | Block |\n|---|---|---|---|---|---|"
+    rows = [
+        f"| `{each.name}` | `{each.family}`{', by `--model-name`' if each.needs_name else ''} | "
+        f"{_fact(each.weights, ' GB')} | {_fact(each.format)} | {_fact(each.license)} | {_fact(each.block)} |"
+        for each in repositories()
+    ]
+    return "\n".join([head, *rows])
 
 
-def with_tables(page: str) -> str:
-    """Returns `page` with each table between its markers."""
-    for name, table in TABLES.items():
-        begin, end = f"<!-- {name}: python -m tools.docs.models -->", f"<!-- end of {name} -->"
+def _fact(fact: Fact | None, unit: str = "") -> str:
+    return "" if fact is None else f"{fact.value}{unit} ({fact.source})"
+
+
+def check_table() -> str:
+    """Returns the table of what each family was compared with."""
+    head = "| Family | Golden logits | Golden answers | Also compared with |\n|---|---|---|---|"
+    rows = [
+        f"| `{each.family}` | {'yes' if each.logits else '-'} | {each.answers or '-'} | {each.others} |"
+        for each in checks().values()
+    ]
+    return "\n".join([head, *rows])
+
+
+TABLES = {
+    "models/index.md": {
+        "families": family_table, "published": published_table, "repositories": repository_table, "shapes": shape_table
+    },
+    "models/verification.md": {"checks": check_table},
+}  # fmt: skip
+
+
+def with_tables(name: str, page: str) -> str:
+    """Returns the page `name` of docs/ with each of its tables between its markers."""
+    for key, table in TABLES[name].items():
+        begin, end = f"<!-- {key}: python -m tools.docs.models -->", f"<!-- end of {key} -->"
         page = put_between(page, begin, end, table())
     return page
 
 
 if __name__ == "__main__":
-    rewrite("models/index.md", with_tables)
+    for name in TABLES:
+        rewrite(name, partial(with_tables, name))
