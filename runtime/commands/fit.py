@@ -64,8 +64,10 @@ def _fit(model: str | None, device: str | None, flags: list[str]) -> int:
     dtype = resolve_dtype(engine, memory.kind)
     checkpoint = open_checkpoint(engine.model, has_weights=False)
     plan = plan_model(engine, checkpoint)
-    sizing = plan.sizing(engine, checkpoint, dtype, TensorParallelGroup(0, engine.tensor_parallel_size))
-    print(f"{engine.model or 'the demo model'} ({plan.family.key}) on {memory.name}\n")
+    group = TensorParallelGroup(0, engine.tensor_parallel_size)
+    plan, sizing = plan.fitted(plan.sizing(engine, checkpoint, dtype, group), memory, with_step=True)
+    print(f"{engine.model or 'the demo model'} ({plan.family.key}) on {memory.name}")
+    print(f"max_model_len {plan.context.max_model_len}, {plan.length_source}\n")
     print(report(sizing, memory))
     if refusal := sizing.refusal(memory):
         print(f"error: {refusal}", file=sys.stderr)

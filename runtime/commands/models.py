@@ -60,7 +60,7 @@ def defaults(repository: Repository) -> dict[str, Any]:
     `sampling` is None if it is that of generation_config.json.
     """
     from runtime.config import EngineConfig
-    from runtime.engine.model_plan import DEFAULT_MODEL_LEN, resolve_strategy_key
+    from runtime.engine.model_plan import resolve_strategy_key
     from runtime.engine.request_defaults import CheckpointDefaults, request_defaults
     from runtime.models.base import resolve_family
     from runtime.models.published import published_defaults
@@ -71,9 +71,7 @@ def defaults(repository: Repository) -> dict[str, Any]:
     family, names, block = resolve_family(repository.family, {}), (repository.name,), repository.block.value
     published = published_defaults(family.key, names)
     key = resolve_strategy_key(None, family, names)
-    context = DecodingContext(
-        block_size=block, buffer_size=None, prefix_caching=True, max_model_len=DEFAULT_MODEL_LEN
-    )  # fmt: skip
+    context = DecodingContext(block_size=block, buffer_size=None, prefix_caching=True, max_model_len=4096)
     strategy = make_strategy(key, family.strategies, context)
     served = request_defaults(EngineConfig(), family, CheckpointDefaults(published, {}), strategy, key, block, None)
     algorithm = next(each for each in served["algorithms"] if each.key == served["default_algorithm"])

@@ -100,8 +100,8 @@ class EngineConfig:
         low=1,
     )
     max_model_len: int | None = _memory(
-        "maximum number of prompt and output tokens of a request; default: 4096, or the checkpoint's limit if "
-        "that is lower",
+        "maximum number of prompt and output tokens of a request; default: the length that the checkpoint was trained "
+        "for, or the longest request for which there is memory",
         common=True, low=1,
     )  # fmt: skip
     max_num_batched_tokens: int = _memory(

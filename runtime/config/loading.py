@@ -258,7 +258,8 @@ def printed(values: Mapping[str, Any], sources: Mapping[str, tuple[Any, str]]) -
         if flag.secret:
             lines.append(f"# {flag.name}: {len(value)} hidden")
             continue
-        source = sources[flag.dest][1] if flag.dest in sources else "default"
+        described = flag.help.partition("; default: ")[2] if value is None else ""
+        source = sources[flag.dest][1] if flag.dest in sources else f"default: {described}" if described else "default"
         lines.append(f"{flag.name}: {json.dumps(value)}  # {source}")
     return "\n".join(lines) + "\n"
 

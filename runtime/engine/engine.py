@@ -19,7 +19,7 @@ from runtime.scheduling.lora_manager import LoRAManager
 from runtime.scheduling.request import Request, ScheduledRequest
 from runtime.scheduling.scheduler import Scheduler, SchedulingError
 from runtime.scheduling.step_plan import BlockResults, Ints32
-from runtime.scheduling.strategy import Strategy
+from runtime.scheduling.strategy import Strategy, max_request_len
 from runtime.structured_output.grammar_cache import GrammarCache
 from runtime.worker.input_batch import InputBuilder
 from runtime.worker.model_runner import Runner
@@ -69,7 +69,8 @@ class Engine:
 
         Raises:
             AdapterNotLoadedError: the adapter is not loaded, or is being unloaded.
-            ValueError: the id is in use.
+            ValueError: the id is in use, or the request is longer than the model's length, which replicas of a server
+                may lower one after another.
             RuntimeError: the engine is closed.
         """
         if self._closed:
@@ -78,9 +79,12 @@ class Engine:
             raise ValueError(f"request id {spec.id!r} is in use")
         if spec.adapter and not self.lora_manager.is_available(spec.adapter):
             raise AdapterNotLoadedError(f"adapter {spec.adapter!r} is not loaded")
+        size = self.strategy.total_len(len(spec.prompt), spec.max_tokens)
+        if size > max_request_len(self.strategy, self.info.max_model_len):
+            raise ValueError(f"the request is longer than max_model_len {self.info.max_model_len} of this replica")
         request = Request(
             spec,
-            size=self.strategy.total_len(len(spec.prompt), spec.max_tokens),
+            size=size,
             num_final_tokens=self.strategy.initial_final_len(len(spec.prompt)),
             mask_id=self.info.mask_token_id or 0,  # without a mask id the strategy fills the positions
             arrival_index=self._num_arrivals,

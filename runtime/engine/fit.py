@@ -15,16 +15,16 @@ from torch import nn
 from runtime.config import EngineConfig
 from runtime.distributed.process_group import TensorParallelGroup
 from runtime.errors import ConfigError, is_out_of_memory
-from runtime.layers.kv_pool import LAYOUTS
+from runtime.layers.kv_pool import CPU_POOL_BYTES, LAYOUTS
 from runtime.models.base import Model, ModelFamily
 from runtime.parameters.weight import named_weights
 from runtime.quantization.fp8 import MIN_COMPUTE_CAPABILITY
-from runtime.scheduling.strategy import Strategy, max_request_pages
+from runtime.scheduling.strategy import LENGTH_STEP, Strategy, longest_request, max_request_pages
 from runtime.weights.loader import meta_model
 from runtime.worker.candidates import LOGITS_CHUNK_ROWS, SAMPLING_CHUNK_ROWS
 
 PAGE_SIZE = 32  # tokens, the default of --page-size
-ROUNDED = 256  # tokens to which the length of a proposed --max-model-len is rounded
+SHORTEST = 256  # tokens; with memory for less, the server does not start unless --max-model-len is set
 MAX_RANKS = 16  # proposed for --tensor-parallel-size
 
 _QUANTIZATIONS: tuple[str, ...] = get_args(get_args(get_type_hints(EngineConfig)["quantization"])[0])
@@ -148,6 +148,22 @@ class Sizing:
         """Returns the bytes of the smallest KV cache with which the server starts."""
         return size.page * (self.config.num_pages or size.pages)
 
+    def longest(self, device: DeviceMemory | None, *, with_step: bool = False) -> int:
+        """Returns the largest length up to `max_model_len` for which the KV cache can hold a request; 0 if none.
+
+        Args:
+            device: None: its memory is not known, as on a host without Linux.
+            with_step: whether the largest step, which is an estimate, takes memory of a GPU too.
+        """
+        size, pages = self.footprint(), self.config.num_pages
+        if pages is None:
+            left = CPU_POOL_BYTES
+            if device is not None:
+                own = self.budget(device) - size.weights
+                left = own - with_step * size.step if device.kind == "cuda" else min(left, own)
+            pages = left // size.page
+        return longest_request(self.strategy, self.max_model_len, size.page_size, pages)
+
     def fits(self, device: DeviceMemory, *, with_step: bool = False) -> bool:
         """Whether weights and the smallest KV cache fit; `with_step`: also the largest step, which is an estimate."""
         size = self.footprint()
@@ -207,12 +223,14 @@ class Sizing:
     def _remedy(self, device: DeviceMemory, size: Footprint) -> str:
         """Returns the flags with which the model fits; without any, which memory it needs."""
         left = self.budget(device) - size.weights - size.step
-        if self.config.num_pages and left >= size.page * size.pages:
+        shortest = self.max_model_len if self.config.max_model_len else min(SHORTEST, self.max_model_len)
+        if self.config.num_pages and left >= size.page * max_request_pages(self.strategy, shortest, size.page_size):
             return f"set a smaller --num-pages, at most {left // size.page}"
         plain = replace(self, config=replace(self.config, num_pages=None))
         smaller = list(plain.quantizations(device))
         remedies = []
-        if not self.config.num_pages and (length := left // size.page * size.page_size // ROUNDED * ROUNDED) > 0:
+        length = left // size.page * size.page_size // LENGTH_STEP * LENGTH_STEP
+        if not self.config.num_pages and length > 0:
             remedies.append(f"--max-model-len {length}")
         for with_step, more in ((True, ""), (False, " with a smaller --max-num-batched-tokens")):
             found = next((each for each in smaller if each.fits(device, with_step=with_step)), None)

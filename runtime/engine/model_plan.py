@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from runtime.config import EngineConfig
 from runtime.distributed.process_group import TensorParallelGroup
-from runtime.engine.fit import PAGE_SIZE, Sizing
+from runtime.engine.fit import PAGE_SIZE, SHORTEST, DeviceMemory, Sizing
 from runtime.engine.request_defaults import CheckpointDefaults
 from runtime.errors import ConfigError
 from runtime.models.base import ModelFamily, ModelInfo, resolve_family
@@ -24,8 +24,6 @@ from runtime.strategies.registry import make_strategy, strategies_supporting
 from runtime.weights.checkpoint import Checkpoint
 from runtime.weights.repository import repository_names
 
-DEFAULT_MODEL_LEN = 4096
-
 
 @dataclass(frozen=True)
 class ModelPlan:
@@ -33,6 +31,8 @@ class ModelPlan:
 
     Attributes:
         arch: result of ``family.parse``.
+        length_source: where `context.max_model_len` is from, as text.
+        is_default_length: --max-model-len is not set, so that memory may lower the length.
         strategy_key: key of the strategy, as in --decoding-strategy.
     """
 
@@ -42,9 +42,36 @@ class ModelPlan:
     defaults: CheckpointDefaults
     block_size: BlockSize
     context: DecodingContext
+    length_source: str
+    is_default_length: bool
     strategy_key: str
     strategy: Strategy
     page_size: int
+
+    def with_length(self, length: int, source: str) -> ModelPlan:
+        """Returns the plan with a length below the checkpoint's own. `source`: where it is from."""
+        context, source = replace(self.context, max_model_len=length), _below(self.facts, source)
+        strategy = make_strategy(self.strategy_key, _supported(self.family), context)
+        return replace(self, context=context, length_source=source, strategy=strategy)
+
+    def fitted(
+        self, sizing: Sizing, device: DeviceMemory | None, *, with_step: bool = False
+    ) -> tuple[ModelPlan, Sizing]:
+        """Returns plan and sizing with the largest default length for which there is memory, at least `SHORTEST`.
+
+        Args:
+            sizing: result of `sizing`.
+            device, with_step: see `Sizing.longest`.
+        """
+        own, pages = self.context.max_model_len, sizing.config.num_pages
+        length = sizing.longest(device, with_step=with_step) if self.is_default_length else own
+        source = f"the longest request {f'that --num-pages {pages} holds' if pages else 'for which there is memory'}"
+        if length < SHORTEST:
+            length, source = min(SHORTEST, own), "the shortest default, as memory may not suffice for more"
+        if length == own:
+            return self, sizing
+        plan = self.with_length(length, source)
+        return plan, replace(sizing, max_model_len=length, strategy=plan.strategy)
 
     def sizing(
         self, config: EngineConfig, checkpoint: Checkpoint, dtype: torch.dtype, group: TensorParallelGroup
@@ -78,9 +105,15 @@ def plan_model(config: EngineConfig, checkpoint: Checkpoint) -> ModelPlan:
     arch = family.parse(checkpoint.config)
     facts = family.facts(arch)
     block_size = resolve_block_size(config.block_size, family, facts, checkpoint.config, names)
-    context = _context(config, facts, block_size.tokens)
     key = resolve_strategy_key(config.decoding_strategy, family, names)
-    strategy = _strategy(config, family, context, key)
+    context, source = _context(config, facts, block_size.tokens)
+    strategy = make_strategy(key, _supported(family), context)
+    surplus, own = strategy.max_rows() - config.max_num_batched_tokens, context.max_model_len
+    if config.max_model_len is None and strategy.requires_full_prompt and surplus > 0:
+        context = replace(context, max_model_len=max(own - surplus, min(SHORTEST, own)))
+        source = _below(facts, f"the most that --max-num-batched-tokens {config.max_num_batched_tokens} allows")
+        strategy = make_strategy(key, _supported(family), context)
+    _check_rows(config, context, strategy)
     return ModelPlan(
         family=family,
         arch=arch,
@@ -88,6 +121,8 @@ def plan_model(config: EngineConfig, checkpoint: Checkpoint) -> ModelPlan:
         defaults=CheckpointDefaults(published_defaults(family.key, names), checkpoint.generation_config),
         block_size=block_size,
         context=context,
+        length_source=source,
+        is_default_length=config.max_model_len is None,
         strategy_key=key,
         strategy=strategy,
         page_size=_page_size(config, facts, context.block_size, strategy),
@@ -117,12 +152,22 @@ def resolve_strategy_key(flag: str | None, family: ModelFamily[Any], names: Sequ
     )
 
 
-def _context(config: EngineConfig, facts: ModelInfo, block_size: int) -> DecodingContext:
+def own_length(facts: ModelInfo) -> int:
+    """Returns the length that a checkpoint was trained for, in tokens."""
+    return min(facts.max_model_len or facts.max_positions, facts.max_positions)
+
+
+def _below(facts: ModelInfo, source: str) -> str:
+    return f"{source} (the checkpoint's own length is {own_length(facts)})"
+
+
+def _context(config: EngineConfig, facts: ModelInfo, block_size: int) -> tuple[DecodingContext, str]:
+    """Returns the context, with the checkpoint's own length unless a flag sets another, and the length's source."""
     limit = facts.max_positions
-    max_model_len = config.max_model_len or min(facts.max_model_len or DEFAULT_MODEL_LEN, limit)
+    max_model_len = config.max_model_len or own_length(facts)
     if max_model_len > limit:
         raise ConfigError(f"--max-model-len {max_model_len} is more than the checkpoint's limit of {limit} positions")
-    return DecodingContext(
+    context = DecodingContext(
         block_size=block_size,
         buffer_size=config.buffer_size,
         prefix_caching=not config.disable_prefix_caching,
@@ -130,11 +175,15 @@ def _context(config: EngineConfig, facts: ModelInfo, block_size: int) -> Decodin
         shift=facts.shift,
         vocab_size=facts.vocab_size,
     )
+    return context, "the checkpoint's own" if config.max_model_len is None else "from --max-model-len"
 
 
-def _strategy(config: EngineConfig, family: ModelFamily[Any], context: DecodingContext, key: str) -> Strategy:
-    supported = family.strategies + strategies_supporting(family.key)
-    strategy = make_strategy(key, supported, context)
+def _supported(family: ModelFamily[Any]) -> tuple[str, ...]:
+    return family.strategies + strategies_supporting(family.key)
+
+
+def _check_rows(config: EngineConfig, context: DecodingContext, strategy: Strategy) -> None:
+    """Raises ConfigError if a step of one request may exceed --max-num-batched-tokens."""
     budget = config.max_num_batched_tokens
     if budget < strategy.max_rows():
         why = f"blocks of {context.block_size} and --buffer-size {strategy.buffer_size}"
@@ -144,7 +193,6 @@ def _strategy(config: EngineConfig, family: ModelFamily[Any], context: DecodingC
             f"--max-num-batched-tokens: {budget} is less than the {strategy.max_rows()} rows that a step of one "
             f"request may take, with {why}"
         )
-    return strategy
 
 
 def _page_size(config: EngineConfig, facts: ModelInfo, block_size: int, strategy: Strategy) -> int:

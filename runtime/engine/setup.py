@@ -16,7 +16,7 @@ from runtime.config import EngineConfig
 from runtime.distributed.gpu import require_gpu
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.engine import Engine
-from runtime.engine.fit import DeviceMemory, Sizing
+from runtime.engine.fit import SHORTEST, DeviceMemory, Sizing
 from runtime.engine.model_plan import ModelPlan, plan_model, resolve_dtype
 from runtime.engine.request_defaults import (
     read_edit_tokens,
@@ -31,14 +31,16 @@ from runtime.models.base import Model, ModelFamily
 from runtime.parameters.weight import named_weights
 from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.request.engine_messages import EngineInfo, StructuredLimits
-from runtime.scheduling.lora_manager import LoRASetup, make_lora_setup
+from runtime.scheduling.lora_manager import LoRAManager, LoRASetup, make_lora_setup
+from runtime.scheduling.strategy import longest_request
 from runtime.structured_output.grammar_cache import create_grammar_cache
 from runtime.tokenizer import Tokenizer
 from runtime.weights.checkpoint import Checkpoint, find_missing_weights, open_checkpoint
 from runtime.weights.hub import Progress
 from runtime.weights.loader import check_index, load_model
 from runtime.weights.special_tokens import TokenIds, resolve_token_ids
-from runtime.worker.memory import RankDevice, build_model_runner
+from runtime.worker.memory import RankDevice, TooFewPages, build_model_runner
+from runtime.worker.model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
 
@@ -79,12 +81,12 @@ def load_engine(
         if config.compile_mode is None:  # `build_model_runner` does not use the compiler with torch.compile
             compiler.start()
         rank = RankDevice(device, dtype, group, free_at_start, compiler)
-        info = _info(config, checkpoint, plan, rank)
-        for line in values_in_use(info, plan.block_size, plan.defaults.published) if group.rank == 0 else ():
-            log.info("%s", line)
-        sizing = plan.sizing(config, checkpoint, dtype, group)
-        _check_experts(config, sizing)
         memory = DeviceMemory.of(device, free_at_start)
+        plan, sizing = plan.fitted(plan.sizing(config, checkpoint, dtype, group), memory)
+        info = _info(config, checkpoint, plan, rank)
+        for line in values_in_use(info, plan) if group.rank == 0 else ():
+            log.info("%s", line)
+        _check_experts(config, sizing)
         if load is load_model:  # another one checks the memory itself: the message names other flags than its caller's
             sizing.check(memory)
         lora = make_lora_setup(config, fetched, family, arch, dtype, device)
@@ -94,19 +96,56 @@ def load_engine(
             group=group, expert_parallel=config.expert_parallel_size > 1,
         )  # fmt: skip
         on_files(fetched())
+        plan = _equal_length(plan, rank)
         if lora.weight_transform is not None:
             load = partial(load_model, transform=lora.weight_transform)
         with sizing.explain_out_of_memory(memory):
             model = load(checkpoint, family, arch, build, progress)
         lora_manager = lora.load_adapters(model, build)
-        info = _with_adapters(info, lora, config)
+        info = _with_adapters(_with_length(info, plan), lora, config)
         if progress is not None:
             loaded = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values())
             progress("warmup", loaded, loaded)  # completes the progress bar
-        runner, pages = build_model_runner(config, info, plan.strategy, model, lora_manager, rank)
-    info = msgspec.structs.replace(info, num_pages=pages)
+        plan, runner, pages = _build_runner(config, info, plan, model, lora_manager, rank)
+    info = _with_length(msgspec.structs.replace(info, num_pages=pages), plan)
     grammars = None if info.structured_output_error else create_grammar_cache(checkpoint.path, info)
     return Engine(info=info, runner=runner, strategy=plan.strategy, lora_manager=lora_manager, grammars=grammars)
+
+
+def _equal_length(plan: ModelPlan, rank: RankDevice) -> ModelPlan:
+    """Returns the plan with the smallest default length of all ranks. All of them have the files when it is called."""
+    own = plan.context.max_model_len
+    length = rank.group.min_across_ranks(own, rank.device) if plan.is_default_length else own
+    return plan if length == own else plan.with_length(length, "the longest request for which all ranks have memory")
+
+
+def _with_length(info: EngineInfo, plan: ModelPlan) -> EngineInfo:
+    return msgspec.structs.replace(info, max_model_len=plan.context.max_model_len)
+
+
+def _build_runner(
+    config: EngineConfig, info: EngineInfo, plan: ModelPlan, model: Model, lora_manager: LoRAManager, rank: RankDevice
+) -> tuple[ModelPlan, ModelRunner, int]:
+    """Returns the plan, the runner and the pages of its KV pool.
+
+    A GPU has less memory for the KV cache than its weights leave: the steps are measured. If that is too little for a
+    request of the default length, the plan gets the longest one that fits.
+
+    Raises:
+        TooFewPages: as `build_model_runner`, if --max-model-len is set, or if there is no memory for `SHORTEST` tokens.
+    """
+    while True:
+        try:
+            return plan, *build_model_runner(config, info, plan.strategy, model, lora_manager, rank)
+        except TooFewPages as error:
+            own = plan.context.max_model_len
+            length = longest_request(plan.strategy, own, plan.page_size, error.pages)
+            if not plan.is_default_length or length < SHORTEST:
+                raise
+            plan = plan.with_length(length, "the longest request for which there is memory besides that of steps")
+            info = _with_length(info, plan)
+            if rank.group.rank == 0:
+                log.info("max_model_len %d, %s", length, plan.length_source)
 
 
 def _with_adapters(info: EngineInfo, lora: LoRASetup, config: EngineConfig) -> EngineInfo:

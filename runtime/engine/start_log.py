@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runtime.models.block_size import BlockSize
-from runtime.models.published import PublishedDefaults
+from runtime.engine.model_plan import ModelPlan
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import Value
 
 
-def values_in_use(info: EngineInfo, block_size: BlockSize, published: PublishedDefaults) -> list[str]:
-    """Returns lines with the block size, the special tokens, and the values of a request that sets none."""
+def values_in_use(info: EngineInfo, plan: ModelPlan) -> list[str]:
+    """Returns lines with block size, length, special tokens, and the values of a request that sets none."""
+    block_size, published = plan.block_size, plan.defaults.published
     mask = "none, blocks are canvases of noise" if info.mask_token_id is None else str(info.mask_token_id)
     eos = ", ".join(map(str, info.eos_token_ids)) or "none"
     defaults = info.defaults()
     origin = f" (with the published settings of {published.repository})" if published.changed_by_name else ""
     return [
         f"block size {block_size.tokens}, from {block_size.source}",
+        f"max_model_len {info.max_model_len}, {plan.length_source}",
         f"mask {mask}; EOS {eos}",
         f"default sampling: {_listed(info.sampling)}",
         f"default decoding{origin}: algorithm {defaults.algorithm}, {_listed(defaults.values)}",

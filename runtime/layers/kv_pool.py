@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 
 import torch
 
+CPU_POOL_BYTES = 1 << 30  # largest pool on a CPU, unless --num-pages sets another
 PIECE = 8  # contiguous elements of a key in the `distinct` layout
 
 

@@ -152,7 +152,7 @@ class ModelInfo:
     block_size: int  # default of --block-size
     mask_id: int | None  # None: not in config.json
     eos_ids: tuple[int, ...]  # those of config.json
-    max_model_len: int | None = None  # default of --max-model-len, if not the common one
+    max_model_len: int | None = None  # length that the model was trained for, if not `max_positions`
     bos_id: int | None = None  # prepended to prompts that are text
     block_multiple: int = 1  # block sizes are multiples of it
     # edit tokens, which no answer contains: docs/research/decoding-rules.md#insert-and-delete

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, Value
 from runtime.scheduling.request import Block, ForwardSpan, Request, Successors
 from runtime.scheduling.step_plan import BlockResults
+
+LENGTH_STEP = 256  # tokens; a max_model_len that memory limits is a multiple of it
 
 
 @dataclass(frozen=True)
@@ -167,3 +170,12 @@ def max_request_pages(strategy: Strategy, max_model_len: int, page_size: int) ->
     """Returns the number of pages of a request with the maximum length. Whole page groups are allocated."""
     group = max(page_size, strategy.block_layout.alignment)
     return -(-max_request_len(strategy, max_model_len) // group) * (group // page_size)
+
+
+def longest_request(strategy: Strategy, limit: int, page_size: int, pages: int) -> int:
+    """Returns the largest `max_model_len` up to `limit` for which a request fits into `pages` pages; 0 if none does.
+
+    Below the limit it is a multiple of `LENGTH_STEP`, if there is one.
+    """
+    found = bisect_right(range(1, limit + 1), pages, key=lambda n: max_request_pages(strategy, n, page_size))
+    return found if found == limit else found // LENGTH_STEP * LENGTH_STEP or found

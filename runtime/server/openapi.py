@@ -53,9 +53,11 @@ def set_sampling_defaults(schemas: dict[str, Any], info: EngineInfo) -> None:
 
 
 def request_defaults(info: EngineInfo) -> dict[str, Any]:
-    """Returns the values of requests that set none: sampling, `decoding`, and per algorithm its fields and modes."""
+    """Returns the model's length, and the values of requests that set none: sampling, `decoding`, and per algorithm its
+    fields and modes."""
     declared = (*engine_fields(info), *info.strategy_fields)
     return {
+        "max_model_len": info.max_model_len,
         "max_tokens": info.default_max_tokens,
         **info.sampling,
         "decoding": {field.name: field.default for field in declared if field.default != ""},

@@ -25,7 +25,7 @@ from runtime.kernels.compiler import (
     record_specializations,
     require_cached_kernels,
 )
-from runtime.layers.kv_pool import LAYOUTS
+from runtime.layers.kv_pool import CPU_POOL_BYTES, LAYOUTS
 from runtime.models.base import Model
 from runtime.request.engine_messages import EngineInfo
 from runtime.scheduling.lora_manager import LoRAManager
@@ -39,9 +39,20 @@ from runtime.worker.warmup import capture_graphs, estimate_graph_bytes, run_capt
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-CPU_POOL_BYTES = 1 << 30
 MIN_CAPTURE_ROWS = 2048  # captured with few requests too, as prefill chunks have many rows
 MAX_CAPTURE_ROWS = 4096  # the sizes of larger steps are further apart in rows
+
+
+class TooFewPages(ConfigError):
+    """The KV cache has too few pages for a request of --max-model-len.
+
+    Attributes:
+        pages: its pages, the same number on all ranks.
+    """
+
+    def __init__(self, message: str, pages: int) -> None:
+        super().__init__(message)
+        self.pages = pages
 
 
 @dataclass(frozen=True)
@@ -70,13 +81,13 @@ def build_model_runner(
     """Returns the warmed-up runner and the number of pages of its KV pool, the same on all ranks.
 
     Raises:
-        ConfigError: the memory does not suffice for one request of --max-model-len.
+        TooFewPages: the memory does not suffice for one request of --max-model-len.
     """
     device, on_cuda = rank.device, rank.device.type == "cuda"
     runners = _Runners(config, info, strategy, model, lora_manager, rank)
     # The compiler records the kernels in an extra run, which would run torch.compile a second time.
     compiler = rank.compiler if on_cuda and config.compile_mode is None else None
-    kernels = _Kernels(partial(runners.make, runners.min_pages), runners.warm_up, info, rank.group, compiler)
+    kernels = _Kernels(partial(runners.make, runners.warm_up_pages), runners.warm_up, info, rank.group, compiler)
     pages = config.num_pages
     if pages is None and on_cuda:
         pages = runners.pages_within(kernels.compiled_before(runners.measure_memory))
@@ -86,9 +97,10 @@ def build_model_runner(
     pages = rank.group.min_across_ranks(pages, device)
     if pages < runners.min_pages:
         found = f"--num-pages: {pages}" if config.num_pages else f"there is memory for {max(pages, 0)} cache"
-        raise ConfigError(
+        raise TooFewPages(
             f"{found} pages of {info.page_size} tokens, fewer than the {runners.min_pages} that one request of "
-            f"--max-model-len {info.max_model_len} needs; lower --max-model-len or provide more memory"
+            f"--max-model-len {info.max_model_len} needs; lower --max-model-len or provide more memory",
+            max(pages, 0),
         )
     if on_cuda and config.num_pages is not None:  # otherwise profiling has warmed up the kernels
         runner = kernels.compiled_before(partial(runners.make_warm, pages))
@@ -108,6 +120,7 @@ class _Runners:
 
     Attributes:
         min_pages: pages of the longest request.
+        warm_up_pages: pages that the steps of the warm-up use.
         page_nbytes: bytes of a page.
     """
 
@@ -120,6 +133,7 @@ class _Runners:
         self.pool_layout = LAYOUTS[config.kv_cache_layout]
         self.page_nbytes = self.pool_layout.page_bytes(model.kv_shapes, info.page_size, rank.dtype)
         self.min_pages = max_request_pages(strategy, info.max_model_len, info.page_size)
+        self.warm_up_pages = min(self.min_pages, -(-info.max_num_batched_tokens // info.page_size))
         self.sizes = capture_sizes_for(info, strategy, self.min_pages, lora_manager)
         self.uses_cuda_graphs = _uses_cuda_graphs(config, rank.device, rank.dtype)
         logits_ops = DEFAULT_LOGITS_OPS
@@ -166,7 +180,7 @@ class _Runners:
         """Returns the device memory in bytes of the largest step and of all CUDA graphs."""
         torch.cuda.reset_peak_memory_stats()
         allocated_before = torch.cuda.memory_allocated()
-        runner = self.make_warm(self.min_pages)
+        runner = self.make_warm(self.warm_up_pages)
         largest_step = torch.cuda.max_memory_allocated() - allocated_before - runner.pool.nbytes
         return largest_step + (estimate_graph_bytes(runner, self.info) if isinstance(runner, CudaGraphRunner) else 0)
 

@@ -45,7 +45,7 @@ def test_the_size_of_a_file_is_computed_exactly(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("name", "flags", "code", "says"),
     [
-        ("llada-8b", ["--device", "T4"], 1, r"Tesla T4 has .* set --quantization int4 \(weights: 5\.78 GB\), or"),
+        ("llada-8b", ["--device", "T4"], 1, r"Tesla T4 has .* set --quantization int8 \(weights: 9\.06 GB\), or"),
         ("sdar-8b", ["--device", "L4"], 0, "may not fit: lower --max-num-batched-tokens"),
         ("sdar-8b", ["--device", "A10", "--max-model-len", "32768"], 1, r"set --quantization int8 \(weights: 9"),
         ("sdar-8b", ["--device", "23GB", "--max-model-len", "32768", "--max-num-batched-tokens", "512"], 1,

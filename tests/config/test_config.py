@@ -294,6 +294,7 @@ def test_print_config_can_be_read_again(tmp_path, capsys):
     assert end.value.code == 0
     out = capsys.readouterr().out
     assert 'log-level: "debug"  # UNMASK_LOG_LEVEL' in out
+    assert "max-model-len: null  # default: the length that the checkpoint was trained for, or the longest" in out
     assert set(yaml.safe_load(out)) == {f.name for f in FLAGS} - {"config", "print-config", "api-key"}
     file = tmp_path / "c.yaml"
     file.write_text(out)

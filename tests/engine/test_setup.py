@@ -163,8 +163,9 @@ def test_the_values_in_use_are_logged_at_start(tmp_path: Path, caplog: pytest.Lo
     with caplog.at_level(logging.INFO), LLM(str(path), device="cpu", skip_tokenizer=True, eos_token_ids=[3, 5]) as llm:
         info = llm.info
     first = next(n for n, line in enumerate(caplog.messages) if line.startswith("block size"))
-    size, tokens, sampling, decoding = caplog.messages[first : first + 4]
+    size, length, tokens, sampling, decoding = caplog.messages[first : first + 5]
     assert size == f"block size {info.block_size}, from config.json"
+    assert length == "max_model_len 512, the checkpoint's own"
     assert tokens == f"mask {info.mask_token_id}; EOS 3, 5"
     assert sampling == "default sampling: temperature 0.6, top_p 1, top_k 20, min_p 0"
     assert decoding.startswith("default decoding (with the published settings of LLaDA2.1-mini): algorithm edit, ")

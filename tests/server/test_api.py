@@ -168,6 +168,7 @@ def test_models_have_the_values_in_use(client: httpx.Client) -> None:
     assert {name: own[name] for name in ("temperature", "top_p", "top_k", "min_p")} == {
         name: defaults[name] for name in ("temperature", "top_p", "top_k", "min_p")
     }
+    assert model["max_model_len"] == defaults["max_model_len"]
     assert model["block_size"] >= 1
     assert model["eos_token_ids"]
     assert own["decoding"]["accept_threshold"] == defaults["algorithms"]["threshold"]["fields"]["accept_threshold"]

@@ -11,7 +11,7 @@ from torch import nn
 
 from runtime.algorithms.base import ACCEPT, algorithm_keys
 from runtime.bench.model_shapes import ARCHITECTURES
-from runtime.engine.model_plan import DEFAULT_MODEL_LEN
+from runtime.engine.model_plan import own_length
 from runtime.engine.request_defaults import supported_algorithms
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
@@ -68,7 +68,7 @@ def shape_table() -> str:
     """Returns the memory of the published checkpoints of named shapes, computed from models on the meta device."""
     head = (
         "| Shape | Family | Parameters | Weights, bfloat16, fp8, int4 | K/V a token, bfloat16 | Block | "
-        "Length: default, most |\n"
+        "Length: own, most |\n"
         "|---|---|---|---|---|---|---|"
     )
     return "\n".join([head, *filter(None, map(_shape_row, ARCHITECTURES))])
@@ -88,11 +88,10 @@ def _shape_row(name: str) -> str:
         return ""
     weights = ", ".join(f"{sum(weight.nbytes for weight in each) / 1e9:.1f}" for each in held)
     facts = family.facts(arch)
-    length = min(facts.max_model_len or DEFAULT_MODEL_LEN, facts.max_positions)
     return (
         f"| {name} | `{family.key}` | {parameters / 1e9:.1f} billion | {weights} GB | "
         f"{UnifiedPool.page_bytes(models[0].kv_shapes, 1, torch.bfloat16):,} bytes | {facts.block_size} | "
-        f"{length:,}, {facts.max_positions:,} |"
+        f"{own_length(facts):,}, {facts.max_positions:,} |"
     )
 
 

@@ -90,8 +90,8 @@ class Engine(Section):
     )
     max_model_len: int | None = flag_field(
         "max-model-len",
-        "Maximum number of prompt and output tokens of a request. Default: 4096, or the checkpoint's "
-        "limit if that is lower.",
+        "Maximum number of prompt and output tokens of a request. Default: the length that the checkpoint was "
+        "trained for, or the longest request for which there is memory.",
         high=16_777_216,
     )
     max_num_batched_tokens: int | None = flag_field(

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
@@ -414,6 +416,7 @@ class LocalEngineClient(EngineClient):
         self.profiler = Profiler(config, supervisor)
         self.metrics = metrics
         self.supervisor = supervisor
+        self.lengths: dict[int, int] = {}  # max_model_len by replica; memory may limit each to another one
         supervisor.observer, supervisor.engine_config = self, adapters.engine_config
         self.on_change: Callable[[], None] = lambda: None  # called when an engine becomes ready or exits
         engine_metrics = metrics.engine_metrics
@@ -448,7 +451,8 @@ class LocalEngineClient(EngineClient):
     # -- methods of `ReplicaObserver`, which the supervisor calls
 
     def on_ready(self, replica: int, info: EngineInfo, load_seconds: float) -> None:
-        self.info = info
+        self.lengths[replica] = info.max_model_len
+        self.info = msgspec.structs.replace(info, max_model_len=min(self.lengths.values()))
         self.metrics.on_loaded(info, load_seconds)
         self.adapters.on_ready(replica)
         self.on_change()
