@@ -85,6 +85,7 @@ OTHER_FLAGS = {
     "openapi-python-client": {"--url"},
     "unmask models": {"--json"},
     "unmask pull": {"--to"},
+    "unmask verify": {"--against", "--answers", "--record"},
     "placeholders": {"--flag"},
 }  # fmt: skip
 

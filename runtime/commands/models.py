@@ -19,7 +19,7 @@ The exit code is 1 if no repository has PATTERN in its name or its family."""
 NOTE = """
 defaults: without flags. "file's sampling": temperature, top_p, top_k and min_p of generation_config.json
 checked:  with what the family was compared, on tiny checkpoints with random weights. The weights of these repositories
-          were not compared."""
+          were not compared: `unmask verify` is for users who have them."""
 COLUMNS = ("repository", "family", "GB", "format", "license", "block", "defaults", "checked")
 THRESHOLDS = ("accept_threshold", "edit_threshold")  # decoding fields of the table
 

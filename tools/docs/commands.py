@@ -19,7 +19,7 @@ TREATMENTS = {
     r"curl (-N )?http://127\.0\.0\.1:8000/": "run",
     r"make serve ARGS=|.*python -m (runtime\.server|(runtime|tools)\.bench)\b": "parsed",
     r".*python -m training\.demo\.held_out ": "tests/training writes such a file",
-    r"(\.venv/bin/)?unmask (fit|pull|serve) ": "needs the hub; tests/commands runs these with a stub",
+    r"(\.venv/bin/)?unmask (fit|pull|serve|verify) ": "needs the hub; tests/commands runs these with a stub",
     r"unmask models\b": "tests/commands runs it",
     r"make ": "target exists",
     r"(velero|.*kubectl|.*helm|kind|minikube|for child in|wait -n)\b": "needs a cluster",

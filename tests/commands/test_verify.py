@@ -1,0 +1,118 @@
+"""Tests of `unmask verify`: what it finds equal, what it finds different, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import cli
+from runtime.commands import verify
+from tests.models.tiny import write_random
+from tests.tokenizer.conftest import byte_level, save
+
+MASK, VOCAB = 329, 330  # of a checkpoint with the tokenizer of the tests
+CPU = ("--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a file with the answers of the demo model."""
+    path = tmp_path_factory.mktemp("answers") / "answers.json"
+    assert cli.main(["verify", "--record", str(path), *CPU]) == 0
+    return path
+
+
+def compared(path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, list[str]]:
+    code = cli.main(["verify", "--answers", str(path), *CPU, *flags])
+    return code, capsys.readouterr().out.splitlines()
+
+
+def test_equal_and_different_answers(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compared(recorded, capsys) == (0, ["10 of 10 answers are equal"])
+    document = json.loads(recorded.read_text())
+    assert (document["family"], document["dtype"], len(document["answers"])) == ("llada2", "float32", 10)
+    answers = document["answers"]
+    answers[0]["ids"][3] += 1
+    answers[1]["ids"].append(5)
+    answers[2]["prompt_ids"][2] += 1
+    del answers[3]["prompt_ids"]  # as of a program that has no such ids
+    changed = tmp_path / "changed.json"
+    changed.write_text(json.dumps({"answers": answers}))
+    code, (first, second, third, total) = compared(changed, capsys)
+    assert code == 1
+    assert first == f"answer 1 differs from position 3: {answers[0]['ids'][3] - 1}, not {answers[0]['ids'][3]}"
+    count = len(answers[1]["ids"])
+    assert second == f"answer 2 differs in length: {count - 1}, not {count} tokens"
+    assert third.startswith("prompt 3: its ids differ from position 2")
+    assert total == "7 of 10 answers are equal"
+
+
+def test_without_a_file_the_answers_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", *CPU]) == 0
+    output = capsys.readouterr().out
+    assert [line.removeprefix("> ") for line in output.splitlines() if line.startswith("> ")] == list(verify.PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--answers", "nothing.json"], "--answers nothing.json: cannot be read"),
+        (["--answers", "wrong.json"], "--answers wrong.json: answers[1] differ from what --record writes"),
+        (["--answers", "short.json"], "--answers short.json: the prompts differ from what --record writes"),
+        (["--record", "no/such/place.json"], "--record no/such/place.json: its directory does not exist"),
+        (["--against", "transformers"], "no model with the layers and tensors of the family llada2"),
+        (["--quantisation", "int4"], "no such flag"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_said_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verify, "_load", lambda engine: pytest.fail("it was loaded"))
+    Path("wrong.json").write_text('{"answers": [{"ids": []}, {"ids": ["a"]}]}')
+    Path("short.json").write_text('{"answers": [{"ids": []}]}')
+    assert cli.main(["verify", *argv, *CPU]) == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def against(directory: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:
+    code = cli.main(["verify", str(directory), "--against", "transformers", *CPU, *flags])
+    captured = capsys.readouterr()
+    return code, (captured.out or captured.err).splitlines()[-1]
+
+
+def checkpoint(directory: Path, family: str, **changes: Any) -> Path:
+    write_random(family, directory, **{"vocab_size": VOCAB, "mask_token_id": MASK} | changes)
+    save(byte_level(), directory)
+    return directory
+
+
+@pytest.mark.parametrize("family", verify.TRANSFORMERS)
+def test_the_forward_of_a_family_is_that_of_transformers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str
+) -> None:
+    directory = checkpoint(tmp_path / "model-bd3lm", family)  # a2d reads the strategy from the name
+    name = ["--model-name", family] if family in ("diffucoder", "diffullama") else []
+    code, last = against(directory, capsys, *name)
+    assert code == 0
+    assert last.startswith("float32 on cpu: the same token at ")
+    assert last.endswith(", others 0")
+
+
+def test_another_forward_and_other_tensors_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = checkpoint(tmp_path / "sdar", "sdar")
+    logits = verify.Reference.logits
+    monkeypatch.setattr(verify.Reference, "logits", lambda self, ids, block: logits(self, ids, 1))  # causal attention
+    code, last = against(directory, capsys)
+    assert code == 1
+    assert not last.endswith(", others 0")
+    monkeypatch.setitem(verify.TRANSFORMERS, "sdar", "qwen2")
+    code, last = against(directory, capsys)
+    assert code == 2
+    assert "its qwen2 model and" in last
+    assert against(directory, capsys, "--quantization", "int8")[0] == 2
