@@ -55,7 +55,7 @@ def pull(model: str, to: Path | None) -> Path:
     Raises:
         ConfigError: The model cannot be downloaded; TemporaryError if another call may succeed.
     """
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     from runtime.weights import hub
     from runtime.weights.checkpoint import listed_weights, open_checkpoint, summary

@@ -249,10 +249,11 @@ class Reference:
         fields = {name: value for name, value in content.items() if name not in OWN_FIELDS}
         if fields.get("head_dim", 0) is None:
             del fields["head_dim"]
-        self.model, loaded = AutoModelForCausalLM.from_pretrained(
+        found: Any = AutoModelForCausalLM.from_pretrained(
             directory, config=AutoConfig.for_model(model_type, **fields), dtype=getattr(torch, dtype),
             attn_implementation="eager", output_loading_info=True, use_safetensors=True,
         )  # fmt: skip
+        self.model, loaded = found
         if wrong := sorted({*loaded["missing_keys"], *loaded["unexpected_keys"], *loaded["mismatched_keys"]}, key=str):
             raise ConfigError(
                 f"--against transformers: its {model_type} model and {directory} differ in {len(wrong)} tensors, such "
