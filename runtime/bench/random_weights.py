@@ -30,7 +30,7 @@ from runtime.parameters.sharding import WeightSlice
 from runtime.parameters.weight import named_weights
 from runtime.weights.checkpoint import Checkpoint, resolve_checkpoint
 from runtime.weights.hub import Progress
-from runtime.weights.loader import meta_model
+from runtime.weights.weight_formats import meta_model
 
 if TYPE_CHECKING:
     from runtime import LLM

@@ -20,7 +20,7 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import Model, resolve_family
 from runtime.parameters.weight import named_weights
 from runtime.quantization.checkpoint.scheme import quantization_of
-from runtime.weights.loader import meta_model
+from runtime.weights.weight_formats import meta_model
 
 NOTED = 4e9  # bytes from which the size of random weights is printed
 

@@ -20,7 +20,7 @@ from runtime.models.base import Model, ModelFamily
 from runtime.parameters.weight import named_weights
 from runtime.quantization.fp8 import MIN_COMPUTE_CAPABILITY
 from runtime.scheduling.strategy import LENGTH_STEP, Strategy, longest_request, max_request_pages
-from runtime.weights.loader import meta_model
+from runtime.weights.weight_formats import Formats, meta_model
 from runtime.worker.candidates import LOGITS_CHUNK_ROWS, SAMPLING_CHUNK_ROWS
 
 PAGE_SIZE = 32  # tokens, the default of --page-size
@@ -94,8 +94,9 @@ class Sizing:
         arch: Result of ``family.parse``.
         vocab_size: Of the model.
         dtype: Of weights and KV pool.
-        quantization: Format of the weights.
-        is_quantized: Whether the checkpoint itself is quantized, so that --quantization has no other value.
+        quantization: Format of the weights, or several, joined with +.
+        formats: Format of each weight of a quantized checkpoint, for which --quantization has no other value; {} if
+            it is not quantized.
         group: The tensor parallel group of the rank.
     """
 
@@ -107,15 +108,15 @@ class Sizing:
     max_model_len: int
     dtype: torch.dtype
     quantization: str | None
-    is_quantized: bool
+    formats: Formats
     group: TensorParallelGroup
 
     @cached_property
     def meta_model(self) -> Model:
-        """The model of a rank on the meta device. Raises as `runtime.weights.loader.meta_model`."""
+        """The model of a rank on the meta device. Raises as `runtime.weights.weight_formats.meta_model`."""
         group = TensorParallelGroup(self.group.rank, self.group.size)  # without connections
         return meta_model(
-            self.family, self.arch, self.dtype, self.quantization, group=group,
+            self.family, self.arch, self.dtype, self.quantization, formats=self.formats, group=group,
             expert_parallel=self.config.expert_parallel_size > 1,
         )  # fmt: skip
 
@@ -208,7 +209,7 @@ class Sizing:
 
     def quantizations(self, device: DeviceMemory) -> Iterator[Sizing]:
         """Yields this with each --quantization that makes the model smaller and that the device supports."""
-        if self.is_quantized or self.dtype == torch.float64:
+        if self.formats or self.dtype == torch.float64:
             return
         size = self.footprint().weights
         for name in _QUANTIZATIONS:

@@ -18,11 +18,12 @@ from runtime.models.base import ModelFamily, ModelInfo, resolve_family
 from runtime.models.block_size import BlockSize, resolve_block_size
 from runtime.models.look_alikes import check_look_alikes
 from runtime.models.published import published_defaults
-from runtime.quantization.checkpoint.scheme import get_scheme, quantization_of
+from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.scheduling.strategy import DecodingContext, Strategy
 from runtime.strategies.registry import make_strategy, strategies_supporting
 from runtime.weights.checkpoint import Checkpoint
 from runtime.weights.repository import repository_names
+from runtime.weights.weight_formats import stored_formats
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class ModelPlan:
             max_model_len=self.context.max_model_len,
             dtype=dtype,
             quantization=quantization_of(checkpoint.config, config.quantization),
-            is_quantized=get_scheme(checkpoint.config) is not None,
+            formats=stored_formats(checkpoint, self.family, self.arch),
             group=group,
         )
 

@@ -122,8 +122,8 @@ class KernelSet:
     batch_invariant: bool = False  # the bits of a row do not depend on the other rows: `--deterministic`
 
     def for_quantization(self, quantization: str | None) -> KernelSet:
-        """Returns the kernels for models with this format of weights."""
-        if quantization != "fp8" or self.quantizing is None:
+        """Returns the kernels for models with weights of this format, or of several, joined with +."""
+        if self.quantizing is None or "fp8" not in (quantization or "").split("+"):
             return self
         return replace(
             self,

@@ -57,7 +57,7 @@ class LayerFactory:
         kernels: the kernels of all layers.
         attn_impl: name of the attention implementation (``layers/attention.py``).
         quantization: format of linear layers and experts; None for unquantized. Norms, router, embedding and lm_head
-            are never quantized.
+            are never quantized. A checkpoint may quantize some weights in other formats (`in_format`).
         group: tensor parallel group of the model.
         expert_parallel: distribute whole experts over the ranks instead of sharding each expert's width.
         allow_fused_shared_expert: see `fused_shared_expert`.
@@ -84,6 +84,7 @@ class LayerFactory:
         """Selects the kernels and, unless it is named, the attention implementation.
 
         Args:
+            quantization: formats of the weights, joined with +; the first is that of this factory.
             deterministic: select batch-invariant kernels and attention.
             fp8_lm_head: with fp8 weights, find the argmax with e4m3 products (``kernels.fp8_argmax``).
 
@@ -93,8 +94,9 @@ class LayerFactory:
         if not dtype.is_floating_point:
             raise ConfigError(f"--dtype {dtype} is not a floating point type")
         device = torch.device(device)
-        if quantization is not None:
-            get_format(quantization).check(device, dtype)
+        formats = quantization.split("+") if quantization is not None else []
+        for format in formats:
+            get_format(format).check(device, dtype)
         default = "triton_grouped" if device.type == "cuda" else "torch"
         kernels = select_kernels(device, dtype, quantization, deterministic=deterministic)
         if not fp8_lm_head:
@@ -103,7 +105,7 @@ class LayerFactory:
         if lora_config is not None:
             lora = LoRAContext(lora_config, kernels.add_lora, batch_invariant=kernels.batch_invariant)
         return cls(
-            device, dtype, kernels, attn_impl or default, quantization=quantization, group=group,
+            device, dtype, kernels, attn_impl or default, quantization=formats[0] if formats else None, group=group,
             expert_parallel=expert_parallel, lora=lora,
         )  # fmt: skip
 
@@ -171,19 +173,26 @@ class LayerFactory:
         They are stored in the layout that the kernels expect.
         """
         if not self.kernels.interleaved_gate_up:
-            return self.weight(*shape, shard=shard)
-        if self.quantization is not None:
-            return self._quantized(_local_shape(shape, shard), interleaved=True).with_shard(shard)
-        return self._interleaved(*shape, shard=shard)
+            weight = self.weight(*shape, shard=shard)
+        elif self.quantization is not None:
+            weight = self._quantized(_local_shape(shape, shard), interleaved=True).with_shard(shard)
+        else:
+            weight = self._interleaved(*shape, shard=shard)
+        weight.is_gate_up = True
+        return weight
 
     def dense_gate_up(self, width: int, hidden: int, shard: Shard | None) -> Weight:
         """Creates gate and up weights of a dense MLP, [2 * width, hidden], gate rows first in a checkpoint.
 
         Unquantized weights are interleaved if the kernels have a fused GEMM for them.
         """
+        return self.with_lora(self._dense_gate_up(2 * width, hidden, shard=shard))
+
+    def _dense_gate_up(self, *shape: int, shard: Shard | None = None) -> Weight:
         checkpoint_layout = self.kernels.fused_gate_up is None or self.quantization is not None
-        make = self.weight if checkpoint_layout else self._interleaved
-        return self.with_lora(make(2 * width, hidden, shard=shard))
+        weight = (self.weight if checkpoint_layout else self._interleaved)(*shape, shard=shard)
+        weight.is_gate_up = True
+        return weight
 
     def _interleaved(self, *shape: int, shard: Shard | None) -> Weight:
         return InterleavedWeight(_local_shape(shape, shard), self.dtype, self.device).with_shard(shard)
@@ -192,12 +201,14 @@ class LayerFactory:
         assert self.quantization is not None
         return get_format(self.quantization).make(shape, self.dtype, self.device, self.kernels, interleaved)
 
-    def unquantized(self, weight: Weight) -> Weight:
-        """Creates an uninitialized weight that replaces a quantized one, with its shape, shard and layout."""
+    def in_format(self, weight: Weight, format: str | None) -> Weight:
+        """Creates an uninitialized weight that replaces one of this factory, in another format; None: unquantized."""
         if isinstance(weight, LoRAWeight):
-            return self.with_lora(self.unquantized(weight.base), eager=weight.eager)
-        is_interleaved = isinstance(weight, QuantizedWeight) and weight.interleaved
-        make = self._interleaved if is_interleaved else self.parameter
+            return self.with_lora(self.in_format(weight.base, format), eager=weight.eager)
+        factory = replace(self, quantization=format)
+        if not weight.is_gate_up:
+            return factory.weight(*weight.full_shape, shard=weight.shard)
+        make = factory.expert_gate_up if len(weight.shape) == 3 else factory._dense_gate_up
         return make(*weight.full_shape, shard=weight.shard)
 
     def fused_shared_expert(self, experts: int, hidden: int, width: int) -> FusedSharedExpert | None:

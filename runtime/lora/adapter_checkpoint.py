@@ -24,7 +24,7 @@ from runtime.parameters.sharding import Index
 from runtime.parameters.weight import Weight, WeightSlice, named_weights
 from runtime.weights import checkpoint_files, hub
 from runtime.weights.checkpoint import Checkpoint, TensorFile, open_tensors, summary
-from runtime.weights.loader import meta_model
+from runtime.weights.weight_formats import meta_model
 
 CONFIG_FILE = "adapter_config.json"
 MAX_RANK = 4096

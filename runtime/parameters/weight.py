@@ -34,9 +34,11 @@ class Weight(ABC):
     Attributes:
         shard: the shard that this rank stores; None for the full parameter.
         shape: shape of the part that this rank stores.
+        is_gate_up: the rows are the gate and up rows of a gated MLP, or of a stack of experts.
     """
 
     shard: Shard | None = None  # None: not sharded
+    is_gate_up = False
     _stored = "kernel_arg"  # attribute with the stored values
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:

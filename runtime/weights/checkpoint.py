@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +119,17 @@ class Checkpoint:
                 "download the checkpoint again, or correct the index"
             )
         return found
+
+    def known_tensors(self) -> Collection[str] | None:
+        """Returns the names of the tensors, from the index or the files themselves; None if neither is on the disk.
+
+        Raises:
+            ConfigError: As `read_index`, or as `tensor_files` without an index.
+        """
+        listed = self.read_index()
+        if listed is None and self._safetensors():
+            return self.tensor_files().keys()
+        return None if listed is None else listed.keys()
 
     def log_ignored_files(self) -> None:
         """Logs the safetensors files that are not loaded. Raises ConfigError as `tensor_files`, without opening any."""

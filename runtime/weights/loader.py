@@ -15,19 +15,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.lora import LoRAConfig
 from runtime.models.base import Model, ModelFamily, WeightMap, WeightTarget
 from runtime.parameters.sharding import Index, WeightSlice
 from runtime.parameters.weight import Weight, defer_checks, named_weights, require_finite
-from runtime.quantization.base import QuantizedWeight
-from runtime.quantization.checkpoint.scheme import get_scheme
+from runtime.quantization.checkpoint.scheme import get_quantization
 from runtime.weights.checkpoint import Checkpoint, summary
 from runtime.weights.hub import Progress
-from runtime.weights.shard_reader import StoredTensor, group_tensors
+from runtime.weights.shard_reader import StoredParts, StoredTensor, group_tensors
 from runtime.weights.shard_stream import Shard, stream_tensors
+from runtime.weights.weight_formats import Formats, make_model, meta_model, weight_formats
 
 Arch = TypeVar("Arch")
 log = logging.getLogger(__name__)
@@ -85,48 +83,20 @@ def load_model(
     """
     weights = family.weights(arch)
     meta = meta_model(family, arch, build.dtype, build.quantization)
+    formats: Formats = {}
     with ExitStack() as stack:
         opened = _open(cast(nn.Module, meta), checkpoint, weights, stack)
-        unquantized = _unquantized_weights(cast(nn.Module, meta), opened, checkpoint)
-        model = family.make(arch, replace(build, allow_fused_shared_expert=not unquantized) if unquantized else build)
+        if get_quantization(checkpoint.config) is not None:
+            schemes = {name: stored.scheme for name, stored in opened.sources.items()}
+            try:
+                formats = weight_formats(named_weights(cast(nn.Module, meta)), opened.slots, schemes)
+            except ConfigError as error:
+                raise ConfigError(f"{checkpoint.path} {error}") from None
+        model = make_model(family, arch, build, formats)
         module = cast(nn.Module, model)
-        held = named_weights(module)
-        for name in unquantized:
-            path, _, attribute = name.rpartition(".")
-            setattr(module.get_submodule(path), attribute, build.unquantized(held.pop(name)))
-        del held
-        if unquantized and build.device.type == "cuda":
-            torch.cuda.empty_cache()  # frees the replaced weights
         _check_same_weights(module, cast(nn.Module, meta))
         _load(module, checkpoint, opened, progress, transform)
     return model
-
-
-def meta_model(
-    family: ModelFamily[Arch],
-    arch: Arch,
-    dtype: torch.dtype,
-    quantization: str | None = None,
-    adapters: LoRAConfig | None = None,
-    *,
-    group: TensorParallelGroup = SINGLE_RANK,
-    expert_parallel: bool = False,
-) -> Model:
-    """Builds the model of a rank on the meta device, where weights have shapes but no memory.
-
-    Names and full shapes of its weights are the same for every format, device and rank.
-
-    Raises:
-        ConfigError: The format or the group does not fit the model, or config.json states sizes that no tensor can
-            have.
-    """
-    build = LayerFactory.create(
-        "meta", dtype, "torch", quantization, adapters, group=group, expert_parallel=expert_parallel
-    )
-    try:
-        return family.make(arch, build)
-    except RuntimeError as error:
-        raise ConfigError(f"config.json states sizes that no tensor can have: {error}") from None
 
 
 def _check_same_weights(module: nn.Module, meta: nn.Module) -> None:
@@ -137,41 +107,6 @@ def _check_same_weights(module: nn.Module, meta: nn.Module) -> None:
     wrong = [name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name)]
     if wrong:
         raise AssertionError(f"{summary(sorted(wrong))} differ from the model on the meta device")
-
-
-def _unquantized_weights(meta: nn.Module, opened: OpenTensors, checkpoint: Checkpoint) -> set[str]:
-    """Returns the paths of the weights of a quantized model that stay unquantized, as the checkpoint stores them.
-
-    The kernels of experts support one format per layer: if one of a layer's two stacks of experts is unquantized, the
-    other one is dequantized.
-
-    Raises:
-        ConfigError: Only a part of a weight is quantized.
-    """
-    if get_scheme(checkpoint.config) is None:
-        return set()
-    packed = {name: weight for name, weight in named_weights(meta).items() if isinstance(weight, QuantizedWeight)}
-    stored: dict[str, dict[bool, list[str]]] = {name: {} for name in packed}  # names by whether they are quantized
-    for name, slot in opened.slots.items():
-        if slot.param in packed:
-            source = opened.sources[name]
-            stored[slot.param].setdefault(source.scheme is not None, []).append(source.name)
-    for names in stored.values():
-        if len(names) > 1:
-            raise ConfigError(
-                f"{checkpoint.path} holds {summary(names[False])} unquantized, but quantizes other parts of the same "
-                f"weight, {summary(names[True])}; quantize all of them or none"
-            )
-    unquantized = {name for name, names in stored.items() if False in names}
-    layers = {_layer(name) for name in unquantized if len(packed[name].shape) == 3}
-    others = {name for name, weight in packed.items() if len(weight.shape) == 3 and _layer(name) in layers}
-    if dequantized := sorted(others - unquantized):
-        log.warning("%s dequantized: other weights of the same experts are unquantized", summary(dequantized))
-    return unquantized | others
-
-
-def _layer(path: str) -> str:
-    return path.rpartition(".")[0]
 
 
 def _load(
@@ -331,20 +266,19 @@ def _open(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, stack: 
         ConfigError: Names or shapes differ.
     """
     params = named_weights(module)
-    files, scheme = checkpoint.tensor_files(), get_scheme(checkpoint.config)
+    files = checkpoint.tensor_files()
     gathered, weights = _gather(checkpoint, files.keys(), weights)
     parts = {name: WeightSlice.of(params[slot.param].full_shape, slot.index) for name, slot in weights.slots.items()}
     _check_coverage(module, params, parts, weights)
     names = _match(checkpoint, gathered, weights)
-    used = {files[name] for each in names for name in gathered[each].values()}
+    used = {files[name] for each in names for name in gathered[each].names.values()}
     handles = {file: stack.enter_context(checkpoint.tensors(file)) for file in used}
     sources: dict[str, StoredTensor] = {}
     copies: dict[str, list[StoredTensor]] = {}
     for each in names:
-        inside = {ending: (handles[files[name]], name) for ending, name in gathered[each].items()}
-        own_scheme = None if "" in inside else scheme
-        main = gathered[each]["" if own_scheme is None else own_scheme.suffixes[0]]
-        held = StoredTensor(each, inside, own_scheme, files[main])
+        scheme, stored = gathered[each]
+        inside = {ending: (handles[files[name]], name) for ending, name in stored.items()}
+        held = StoredTensor(each, inside, scheme, files[stored["" if scheme is None else scheme.suffixes[0]]])
         if sources.setdefault(name := weights.rename(each), held) is not held:
             copies.setdefault(name, []).append(held)
     shapes = {name: part.shape for name, part in parts.items()} | weights.combine_with
@@ -354,10 +288,10 @@ def _open(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, stack: 
 
 def _gather(
     checkpoint: Checkpoint, names: Collection[str], weights: WeightMap
-) -> tuple[dict[str, dict[str, str]], WeightMap]:
+) -> tuple[dict[str, StoredParts], WeightMap]:
     """Returns the result of `group_tensors` for stored names, and the map of a checkpoint that has these tensors."""
     try:
-        gathered = group_tensors(names, get_scheme(checkpoint.config))
+        gathered = group_tensors(names, get_quantization(checkpoint.config))
     except ConfigError as error:
         raise ConfigError(f"{checkpoint.path} {error}") from None
     return gathered, weights.of({weights.rename(name) for name in gathered})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.parameters.sharding import Index
-from runtime.quantization.checkpoint.scheme import WEIGHT, QuantScheme
+from runtime.quantization.checkpoint.scheme import WEIGHT, CheckpointQuantization, QuantScheme
 from runtime.weights.checkpoint import TensorFile, summary
 
 
@@ -81,41 +82,51 @@ class StoredTensor:
         return handle.get_tensor(name)
 
 
-def group_tensors(names: Collection[str], scheme: QuantScheme | None) -> dict[str, dict[str, str]]:
-    """Groups stored tensors into the tensors of the unquantized checkpoint.
+class StoredParts(NamedTuple):
+    """The stored tensors of one tensor of the unquantized checkpoint.
 
-    Returns:
-        Name of the unquantized tensor -> ending -> stored name.
+    Attributes:
+        scheme: how it is quantized; None if it is not.
+        names: ending -> stored name, see ``StoredTensor.parts``.
+    """
+
+    scheme: QuantScheme | None
+    names: dict[str, str]
+
+
+def group_tensors(names: Collection[str], quantization: CheckpointQuantization | None) -> dict[str, StoredParts]:
+    """Groups stored tensors into the tensors of the unquantized checkpoint, by the names of the latter.
 
     Raises:
-        ConfigError: A part of a quantized weight is missing.
+        ConfigError: A part of a quantized weight is missing. The message continues a sentence that names the
+            checkpoint.
     """
-    if scheme is None:
-        return {name: {"": name} for name in names}
-    own = [ending for ending in scheme.suffixes if ending != WEIGHT]
-    quantized: dict[str, dict[str, str]] = {}
+    if quantization is None:
+        return {name: StoredParts(None, {"": name}) for name in names}
+    endings = {ending for scheme in quantization.schemes for ending in scheme.suffixes} - {WEIGHT}
+    by_module: dict[str, dict[str, str]] = {}
     for name in names:
-        for ending in own:
-            if name.endswith(ending):
-                quantized.setdefault(name.removesuffix(ending) + WEIGHT, {})[ending] = name
-    if not quantized:
-        raise ConfigError(f"holds no weight that is quantized, though config.json says that they are {scheme.label}")
-    taken = {name for parts in quantized.values() for name in parts.values()}
-    if WEIGHT in scheme.suffixes:
-        for main, parts in quantized.items():
-            if main in names:
-                parts[WEIGHT] = main
-                taken.add(main)
-    lost = [
-        main.removesuffix(WEIGHT) + ending
-        for main, parts in quantized.items()
-        for ending in scheme.suffixes
-        if ending not in parts
-    ]
+        module, dot, last = name.rpartition(".")
+        if dot + last in endings:
+            by_module.setdefault(module, {})[dot + last] = name
+    if not by_module:
+        raise ConfigError(
+            f"holds no weight that is quantized, though config.json says that they are {quantization.label}"
+        )
+    quantized: dict[str, StoredParts] = {}
+    taken: set[str] = set()
+    lost: list[str] = []
+    for module, found in by_module.items():
+        scheme = quantization.scheme_of(module)
+        if module + WEIGHT in names:
+            found[WEIGHT] = module + WEIGHT
+        own = {ending: found[ending] for ending in scheme.suffixes if ending in found}
+        lost += [module + ending for ending in scheme.suffixes if ending not in own]
+        taken |= {*own.values(), *(module + ending for ending in scheme.ignored_suffixes)}
+        quantized[module + WEIGHT] = StoredParts(scheme, own)
     if lost:
-        raise ConfigError(f"lacks {summary(sorted(lost))}, parts of weights that are quantized as {scheme.label}")
-    taken |= {main.removesuffix(WEIGHT) + ending for main in quantized for ending in scheme.ignored_suffixes}
-    unquantized = {name: {"": name} for name in names if name not in taken}
+        raise ConfigError(f"lacks {summary(sorted(lost))}, parts of weights that are quantized as {quantization.label}")
+    unquantized = {name: StoredParts(None, {"": name}) for name in names if name not in taken}
     twice = sorted(unquantized.keys() & quantized.keys())
     if twice:
         raise ConfigError(f"holds {summary(twice)} both quantized and unquantized")

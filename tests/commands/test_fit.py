@@ -15,8 +15,11 @@ from runtime.bench.model_shapes import architecture
 from runtime.commands.devices import DEVICES, free_memory
 from runtime.engine import fit
 from runtime.errors import ConfigError
+from runtime.parameters.weight import named_weights
 from runtime.weights.checkpoint import resolve_checkpoint
 from tests.golden import GOLDEN
+from tests.models.paged import load
+from tests.quantization.quantized_files import write_both
 
 
 def shape(directory: Path, name: str) -> str:
@@ -40,6 +43,26 @@ def test_the_size_of_a_file_is_computed_exactly(capsys: pytest.CaptureFixture[st
     size = 4 * sum(tensor.numel() for tensor in load_file(resolve_checkpoint(None).path / "model.safetensors").values())
     assert cli.main(["fit", "--device", "cpu", "--dtype", "float32"]) == 0
     assert re.search(rf"weights, float32 +{size / 1e6:.1f} MB", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("known", ["files", "index", "config"])
+def test_unquantized_parts_of_a_quantized_checkpoint_count_in_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], known: str
+) -> None:
+    """The names of the tensors tell what is quantized, or, before a download without an index, config.json."""
+    several = {"re:.*attention.*": "fp8, outputs", "re:.*": "int4, groups of 32"}
+    path, _ = write_both(several, GOLDEN / "llada2_tiny", tmp_path, lambda name: "layers.0" in name)
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"]["ignore"] = [r"re:.*layers\.0\."]
+    (path / "config.json").write_text(json.dumps(config))
+    loaded = sum(weight.nbytes for weight in named_weights(load(path)).values())
+    if known == "index":
+        names = dict.fromkeys(load_file(path / "model.safetensors"), "model.safetensors")
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    if known != "files":
+        (path / "model.safetensors").unlink()
+    assert cli.main(["fit", str(path), "--device", "cpu", "--mask-token-id", "3"]) == 0
+    assert re.search(rf"weights, fp8\+int4_32 +{loaded / 1e6:.1f} MB", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

@@ -406,5 +406,7 @@ def test_a_checkpoint_that_quantizes_queries_alone_is_refused_by_name(tmp_path):
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
     method = quantized_files.compressed("pack-quantized", num_bits=4, type="int", strategy="channel")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": method}))
-    with pytest.raises(ConfigError, match="unquantized, but quantizes other parts of the same weight"):
+    with pytest.raises(
+        ConfigError, match=r"holds parts of one weight, layers\.0\.self_attn\.qkv_proj\.weight, in several"
+    ):
         load(tmp_path)

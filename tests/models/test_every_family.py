@@ -17,7 +17,7 @@ from runtime.models.base import _FAMILIES, resolve_family
 from runtime.parameters.weight import named_weights
 from runtime.quantization.base import QuantizedWeight
 from runtime.weights.checkpoint import resolve_checkpoint
-from runtime.weights.loader import meta_model
+from runtime.weights.weight_formats import meta_model
 from tests.matrix import marked
 from tests.models import tiny
 from tests.models.paged import load

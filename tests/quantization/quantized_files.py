@@ -4,7 +4,8 @@ The source is an unquantized checkpoint. Nothing of the runtime is used.
 """
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +108,25 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Made], str]] =
 }  # fmt: skip
 
 
+def mixed(layouts: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the config of compressed-tensors with a group of modules, a target, per layout of that method."""
+    groups = {}
+    for target, layout in layouts.items():
+        stated = LAYOUTS[layout][0]
+        groups[target] = stated["config_groups"]["group_0"] | {"targets": [target], "format": stated["format"]}
+    return compressed("mixed-precision") | {"config_groups": groups}
+
+
 def write_both(
-    layout: str, source: Path, directory: Path, is_unquantized: Callable[[str], bool] = lambda name: False
-) -> tuple[Path, Path]:
-    """Writes the checkpoint of `source` in a layout, and an unquantized one with the same weights."""
-    stated, make, _ = LAYOUTS[layout]
+    layout: str | Mapping[str, str], source: Path, directory: Path,
+    is_unquantized: Callable[[str], bool] = lambda name: False,
+) -> tuple[Path, Path]:  # fmt: skip
+    """Writes the checkpoint of `source` in a layout, and an unquantized one with the same weights.
+
+    `layout` may have several: the layout of modules that a regular expression after "re:" matches, in this order.
+    """
+    layouts = {"re:": layout} if isinstance(layout, str) else layout
+    stated = LAYOUTS[layout][0] if isinstance(layout, str) else mixed(layout)
     config = json.loads((source / "config.json").read_text())
     quantized: Tensors = {}
     unquantized: Tensors = {}
@@ -119,8 +134,10 @@ def write_both(
         if tensor.dim() != 2 or name.endswith(UNQUANTIZED) or is_unquantized(name):
             quantized[name] = unquantized[name] = tensor
             continue
-        parts, unquantized[name] = make(tensor.float())
-        quantized |= {name.removesuffix("weight") + ending: part.contiguous() for ending, part in parts.items()}
+        module = name.removesuffix(".weight")
+        own = next(each for target, each in layouts.items() if re.match(target.removeprefix("re:"), module))
+        parts, unquantized[name] = LAYOUTS[own][1](tensor.float())
+        quantized |= {f"{module}.{ending}": part.contiguous() for ending, part in parts.items()}
     for folder, tensors, more in (("kept", quantized, {"quantization_config": stated}), ("whole", unquantized, {})):
         (directory / folder).mkdir(parents=True)
         (directory / folder / "config.json").write_text(json.dumps(config | more))

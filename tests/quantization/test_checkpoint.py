@@ -12,12 +12,12 @@ from runtime.errors import ConfigError
 from runtime.models.base import resolve_family
 from runtime.parameters.weight import UnquantizedWeight, named_weights
 from runtime.quantization.base import QuantizedWeight
-from runtime.quantization.checkpoint.scheme import get_scheme, quantization_of
+from runtime.quantization.checkpoint.scheme import get_quantization, quantization_of
 from runtime.weights.checkpoint import resolve_checkpoint
 from tests.golden import GOLDEN
 from tests.models.paged import load, logits_in_chunks
 from tests.oracle.tiny import write_tiny
-from tests.quantization.quantized_files import FLOAT, FP8, LAYOUTS, compressed, write_both
+from tests.quantization.quantized_files import FLOAT, FP8, LAYOUTS, compressed, mixed, write_both
 
 TINY = GOLDEN / "llada2_tiny"
 INT4 = "int4, groups of 32"
@@ -120,13 +120,14 @@ def test_unquantized_experts(tmp_path, layout, unquantized, expected):
     [
         (
             r".*layers\.1\..*experts\.3\.up_proj.*",
-            r"holds 'model.layers.1.mlp.experts.3.up_proj.weight' unquantized, but quantizes other parts of the same "
-            r"weight, 'model.layers.1.mlp.experts.0.gate_proj.weight', .* more; quantize all",
+            r"holds parts of one weight, layers.1.mlp.gate_up_proj, in several formats: .* more as int4_32, and "
+            r"'model.layers.1.mlp.experts.3.up_proj.weight' unquantized; quantize all",
         ),
         (
             r".*layers\.2\.mlp\.shared_experts\.gate.*",
-            r"holds 'model.layers.2.mlp.shared_experts.gate_proj.weight' unquantized, but quantizes other parts of the "
-            r"same weight, 'model.layers.2.mlp.shared_experts.up_proj.weight'; quantize all",
+            r"holds parts of one weight, layers.2.mlp.shared_experts.gate_up_proj.weight, in several formats: "
+            r"'model.layers.2.mlp.shared_experts.gate_proj.weight' unquantized, and "
+            r"'model.layers.2.mlp.shared_experts.up_proj.weight' as int4_32; quantize all",
         ),
     ],
 )
@@ -200,6 +201,12 @@ UNSUPPORTED = [
     (compressed("x") | {"sparsity_config": "sparse-24"}, "sparsity_config is 'sparse-24'"),
     (compressed("x") | {"transform_config": ROTATED}, "transform_config is {'config_groups': {'u':"),
     (compressed("x") | {"config_groups": {}}, "has no config_groups"),
+    (packed() | {"ignore": "lm_head"}, "ignore is 'lm_head'"),
+    (packed() | {"ignore": ["re:("]}, "ignore is 're:('"),
+    (packed() | {"config_groups": {"a": packed()["config_groups"]["group_0"] | {"targets": []}}}, "targets is []"),
+    (mixed({"Linear": INT4}) | {"config_groups": {n: mixed({"Linear": x})["config_groups"]["Linear"]
+                                                  for n, x in enumerate((INT4, "fp8, outputs"))}},
+     "targets is 'Linear', which is not supported; supported: targets whose groups have the same weight format"),
     (compressed("x") | {"config_groups": {"a": {"weights": None}}}, "weights is None"),
 ]  # fmt: skip
 
@@ -207,17 +214,60 @@ UNSUPPORTED = [
 @pytest.mark.parametrize(("stated", "sentence"), UNSUPPORTED)
 def test_unsupported_formats_are_refused_in_one_sentence(stated, sentence):
     with pytest.raises(ConfigError) as error:
-        get_scheme({"quantization_config": stated})
+        get_quantization({"quantization_config": stated})
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_groups_of_weights_in_another_format():
-    both = packed()
-    other = compressed("int-quantized", num_bits=8, strategy="channel", type="int")["config_groups"]["group_0"]
-    both["config_groups"]["group_1"] = other | {"format": "int-quantized"}
-    with pytest.raises(ConfigError, match=r"config_groups is \['group_0', 'group_1'\]"):
-        get_scheme({"quantization_config": both})
+SEVERAL = {"re:.*attention.*": "fp8, outputs", "re:.*shared_experts.*": "int8, outputs", "re:.*": INT4}
+
+
+def test_groups_of_modules_keep_their_formats(tmp_path):
+    """Attention, shared experts and experts have one each; those that are ignored are not quantized."""
+    quantized, plain = write_both(SEVERAL, TINY, tmp_path, lambda name: "layers.0" in name)
+    held = named_weights(load(quantized, torch.float32))
+    formats = {
+        name: None if isinstance(weight, UnquantizedWeight) else str(weight.kernel_arg.values.dtype)
+        for name, weight in held.items()
+    }
+    assert formats["layers.1.self_attn.qkv_proj.weight"] == "torch.float8_e4m3fn"
+    assert formats["layers.1.mlp.shared_experts.down_proj.weight"] == "torch.int8"
+    assert formats["layers.2.mlp.gate_up_proj"] == formats["layers.2.mlp.down_proj"] == "torch.uint8"
+    assert formats["layers.0.self_attn.qkv_proj.weight"] is None
+    torch.testing.assert_close(logits(quantized), logits(plain), rtol=1e-3, atol=1e-3)
+    config = resolve_checkpoint(str(quantized)).config
+    assert quantization_of(config, None) == quantization_of(config, "int8") == "fp8+int8+int4_32"
+
+
+def group(target, layout=INT4):
+    return mixed({target: layout})["config_groups"][target]
+
+
+@pytest.mark.parametrize(
+    ("change", "module", "stated"),
+    [
+        ({"ignore": ["lm_head", "re:.*mlp.*"]}, "model.layers.0.mlp.up_proj", None),
+        ({"ignore": ["re:mlp"]}, "model.layers.0.mlp.up_proj", "int4_32"),  # a pattern matches from the first character
+        ({"ignore": ["model.layers.1"]}, "model.layers.1.mlp.up_proj", "int4_32"),
+        ({"ignore": ["model.layers.1.mlp.up_proj"]}, "model.layers.1.mlp.up_proj", None),
+        ({"config_groups": {"a": group("Linear", "fp8, outputs"), "b": group("re:.*experts.*"),
+                            "c": group("model.experts.0", "int8, outputs")}}, "model.experts.0", "int8"),
+        ({"config_groups": {"a": group("re:.*q_proj")}}, "model.k_proj", None),
+    ],
+)  # fmt: skip
+def test_the_format_of_a_module(change, module, stated):
+    """A name precedes a pattern, which precedes a class, in any order of the groups."""
+    scheme = get_quantization({"quantization_config": LAYOUTS[INT4][0] | change}).stated(module)
+    assert (scheme and scheme.format) == stated
+
+
+def test_a_quantized_module_without_a_format_is_refused(tmp_path):
+    quantized, _ = write_both(SEVERAL, TINY, tmp_path)
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"]["config_groups"].pop("re:.*")
+    (quantized / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="assigns none of its formats, fp8 and int8"):
+        load(quantized, torch.float32)
 
 
 def test_a_requested_format_contradicts_the_checkpoint():

@@ -4,6 +4,7 @@ tensor.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,10 +13,19 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import GroupQuantized, QuantizedTensor, pack
 from runtime.quantization.checkpoint.fp8 import BlockScale, ChannelScale, channel_scales, is_block
-from runtime.quantization.checkpoint.scheme import FIELD, WEIGHT, QuantScheme, Read, refuse, register_method
+from runtime.quantization.checkpoint.scheme import (
+    FIELD,
+    WEIGHT,
+    CheckpointQuantization,
+    QuantScheme,
+    Read,
+    refuse,
+    register_method,
+)
 
 CODES_PER_INT32 = 8  # int4 codes per int32, the first in the lowest bits; each is stored plus 8
 GROUP_SIZES = (32, 64, 128)
+REGEX = "re:"  # begins a regular expression in a list of modules
 SUPPORTED = "pack-quantized with 4 bits, int-quantized with 8, and float-quantized with 8, all symmetric"
 
 
@@ -79,7 +89,7 @@ class CompressedBlockScale(BlockScale):
     scale = ".weight_scale"
 
 
-def _method(config: Mapping[str, Any]) -> QuantScheme:
+def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
     if config.get("kv_cache_scheme") is not None:
         raise refuse("kv_cache_scheme", config["kv_cache_scheme"], "null; the KV cache has the type of --dtype")
     if config.get("transform_config"):
@@ -91,15 +101,51 @@ def _method(config: Mapping[str, Any]) -> QuantScheme:
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups or not all(isinstance(g, Mapping) for g in groups.values()):
         raise ConfigError(f"config.json: {FIELD} has no config_groups, which define the weight formats")
-    schemes = []
+    schemes: dict[str, QuantScheme] = {}
     for group in groups.values():
         weights = group.get("weights")
         if not isinstance(weights, Mapping):
             raise refuse("weights", weights, SUPPORTED)
-        schemes.append(_scheme(str(group.get("format") or config.get("format")), weights))
-    if len({(type(scheme), scheme.format, getattr(scheme, "rows", None)) for scheme in schemes}) > 1:
-        raise refuse("config_groups", sorted(groups), "groups that all have the same weight format")
-    return schemes[0]
+        scheme = _scheme(str(group.get("format") or config.get("format")), weights)
+        for target in name_list(group, "targets", ["Linear"]):
+            if schemes.setdefault(target, scheme).format != scheme.format:
+                raise refuse("targets", target, "targets whose groups have the same weight format")
+    if not schemes:
+        raise refuse("targets", [], "the modules that are quantized")
+    is_ignored = matcher(name_list(config, "ignore", []), "ignore")
+    named = {target: scheme for target, scheme in schemes.items() if target != "Linear"}
+    patterns = [(matcher([target], "targets"), scheme) for target, scheme in named.items() if target.startswith(REGEX)]
+
+    def stated(module: str) -> QuantScheme | None:
+        if is_ignored(module):
+            return None
+        if module in named:
+            return named[module]
+        return next((scheme for matches, scheme in patterns if matches(module)), schemes.get("Linear"))
+
+    return CheckpointQuantization(tuple(dict.fromkeys(schemes.values())), stated)
+
+
+def name_list(config: Mapping[str, Any], field: str, default: list[str]) -> list[str]:
+    """Returns a list of names. Raises ConfigError for anything else."""
+    names = config.get(field)
+    if names is None:
+        return default
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise refuse(field, names, "a list of names of modules")
+    return names
+
+
+def matcher(targets: list[str], field: str) -> Callable[[str], bool]:
+    """Returns whether the name of a module is one of `targets`: a name, or a regular expression after "re:"."""
+    exact, patterns = frozenset(targets), []
+    for target in targets:
+        if target.startswith(REGEX):
+            try:
+                patterns.append(re.compile(target.removeprefix(REGEX)))
+            except (re.error, RecursionError, OverflowError):
+                raise refuse(field, target, "regular expressions of Python after re:") from None
+    return lambda module: module in exact or any(pattern.match(module) for pattern in patterns)
 
 
 def _scheme(format: str, weights: Mapping[str, Any]) -> QuantScheme:

@@ -9,7 +9,14 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import E4M3, Fp8, GroupQuantized, QuantizedTensor
-from runtime.quantization.checkpoint.scheme import WEIGHT, QuantScheme, Read, refuse, register_method
+from runtime.quantization.checkpoint.scheme import (
+    WEIGHT,
+    CheckpointQuantization,
+    QuantScheme,
+    Read,
+    refuse,
+    register_method,
+)
 
 BLOCK = 128  # inputs per block
 SUPPORTED = "blocks of [N, 128], or null for one scale per tensor"
@@ -73,15 +80,15 @@ def is_block(block: Any) -> TypeGuard[list[int]]:
     return sizes and block[1] == BLOCK
 
 
-def _method(config: Mapping[str, Any]) -> QuantScheme:
+def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
     if config.get("fmt", "e4m3") != "e4m3":
         raise refuse("fmt", config["fmt"], "e4m3")
     block = config.get("weight_block_size")
     if block is None:
-        return ChannelScale()
+        return CheckpointQuantization.uniform(ChannelScale())
     if not is_block(block):
         raise refuse("weight_block_size", block, SUPPORTED)
-    return BlockScale(block[0])
+    return CheckpointQuantization.uniform(BlockScale(block[0]))
 
 
 register_method("fp8", _method)

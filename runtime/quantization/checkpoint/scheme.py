@@ -1,9 +1,10 @@
-"""Schemes of quantized checkpoints, and which one a config.json names."""
+"""Schemes of quantized checkpoints, and which one a config.json names for each weight."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,17 +42,64 @@ class QuantScheme(ABC):
         """
 
 
-MakeScheme = Callable[[Mapping[str, Any]], QuantScheme]
-_METHODS: Registry[MakeScheme] = Registry("quantization method")
+@dataclass(frozen=True)
+class CheckpointQuantization:
+    """How config.json says that the weights of a checkpoint are quantized.
+
+    The files decide which weights are quantized, because config.json may name classes of modules. It decides how.
+
+    Attributes:
+        schemes: those of all weights.
+        stated: name of a module -> its scheme; None if config.json says that it is not quantized.
+    """
+
+    schemes: tuple[QuantScheme, ...]
+    stated: Callable[[str], QuantScheme | None]
+
+    @classmethod
+    def uniform(
+        cls, scheme: QuantScheme, is_excluded: Callable[[str], bool] = lambda module: False
+    ) -> CheckpointQuantization:
+        """Returns a quantization with one scheme; `is_excluded` tells which modules are not quantized."""
+        return cls((scheme,), lambda module: None if is_excluded(module) else scheme)
+
+    @property
+    def label(self) -> str:
+        """Name in messages."""
+        return " and ".join(dict.fromkeys(scheme.label for scheme in self.schemes))
+
+    @property
+    def format(self) -> str:
+        """Formats of the weights, joined with +."""
+        return "+".join(dict.fromkeys(scheme.format for scheme in self.schemes))
+
+    def scheme_of(self, module: str) -> QuantScheme:
+        """Returns the scheme of a module whose weight is quantized in the files.
+
+        Raises:
+            ConfigError: config.json states none, and has several for others.
+        """
+        scheme = self.stated(module)
+        if scheme is not None:
+            return scheme
+        if len(self.schemes) > 1:
+            raise ConfigError(
+                f"quantizes the weight of {module!r}, to which config.json assigns none of its formats, {self.label}"
+            )
+        return self.schemes[0]
 
 
-def register_method(name: str, make: MakeScheme) -> None:
-    """Registers a method; `make` maps its config to the scheme and raises ConfigError for unsupported values."""
+MakeQuantization = Callable[[Mapping[str, Any]], CheckpointQuantization]
+_METHODS: Registry[MakeQuantization] = Registry("quantization method")
+
+
+def register_method(name: str, make: MakeQuantization) -> None:
+    """Registers a method; `make` reads its config and raises ConfigError for unsupported values."""
     _METHODS.add(name, make)
 
 
-def get_scheme(config: Mapping[str, Any]) -> QuantScheme | None:
-    """Returns the scheme of a checkpoint's config.json; None if its weights are not quantized.
+def get_quantization(config: Mapping[str, Any]) -> CheckpointQuantization | None:
+    """Returns the quantization of a checkpoint's config.json; None if its weights are not quantized.
 
     Raises:
         ConfigError: the method is not supported.
@@ -69,7 +117,7 @@ def get_scheme(config: Mapping[str, Any]) -> QuantScheme | None:
 
 
 def quantization_of(config: Mapping[str, Any], requested: str | None) -> str | None:
-    """Returns the format of a model's weights.
+    """Returns the format of a model's weights. Several formats are joined with +.
 
     Args:
         requested: value of --quantization.
@@ -77,14 +125,14 @@ def quantization_of(config: Mapping[str, Any], requested: str | None) -> str | N
     Raises:
         ConfigError: it contradicts the checkpoint.
     """
-    scheme = get_scheme(config)
-    if scheme is None or requested == scheme.flag:
-        return requested if scheme is None else scheme.format
-    if requested is not None:
+    quantization = get_quantization(config)
+    if quantization is None:
+        return requested
+    if requested is not None and all(requested != scheme.flag for scheme in quantization.schemes):
         raise ConfigError(
-            f"--quantization {requested}: the checkpoint is already quantized as {scheme.label}; leave it out"
+            f"--quantization {requested}: the checkpoint is already quantized as {quantization.label}; leave it out"
         )
-    return scheme.format
+    return quantization.format
 
 
 def refuse(field: str, value: object, supported: str) -> ConfigError:
