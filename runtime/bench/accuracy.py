@@ -59,7 +59,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu or cuda; default: cuda if available")
     parser.add_argument("--dtype", help="default: float32 on the CPU, bfloat16 on CUDA")
     parser.add_argument("--plugin", action="append", default=[], metavar="FILE.py", help="plugin to load, repeatable")
-    parser.add_argument("--quantization", help="format of linear layers and experts: fp8, int8, int4")
+    parser.add_argument("--quantization", help="format of linear layers and experts: fp8, int8, int4, nvfp4")
     parser.add_argument("--batch", type=int, default=32, help="requests per batch; default: 32")
     parser.add_argument(
         "--prompts", type=Path, default=HELD_OUT, metavar="FILE",

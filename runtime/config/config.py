@@ -87,9 +87,9 @@ class EngineConfig:
         "data type of weights and KV cache; default: bfloat16 on cuda, float32 on cpu",
         choices=("bfloat16", "float16", "float32"),
     )
-    quantization: Literal["fp8", "int8", "int4"] | None = _model(
+    quantization: Literal["fp8", "int8", "int4", "nvfp4"] | None = _model(
         "quantize linear layers and experts while they are loaded: fp8 (e4m3) and int8 with one scale per output "
-        "channel, int4 with one per 128 inputs; default: the checkpoint's format",
+        "channel, int4 with one per 128 inputs, nvfp4 (e2m1) with one per 16; default: the checkpoint's format",
         common=True,
     )
     block_size: int | None = _memory("tokens per block; default: that of the checkpoint, else of the family", low=1)

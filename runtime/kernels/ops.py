@@ -21,6 +21,7 @@ from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest, soft
 from runtime.kernels.linear import batch_invariant_gemm, fp8_linear, group_quantized_linear, quantized_linear_torch
 from runtime.kernels.lora import LoRAKernel, add_lora, add_lora_reference
 from runtime.kernels.next_segments import BlockCounters, choose_segments, choose_segments_reference
+from runtime.kernels.nvfp4 import nvfp4_linear
 from runtime.kernels.quantized_tensor import Fp8, quantize_fp8_weight
 from runtime.kernels.segments import ForwardRows, RowTables, expand_segments, expand_segments_reference
 from runtime.kernels.topk_topp_sampling import topk_topp_sample
@@ -115,6 +116,7 @@ class KernelSet:
     linear: LinearKernel = F.linear  # for unquantized weights
     fp8_linear: QuantizedLinearKernel
     group_quantized_linear: QuantizedLinearKernel
+    nvfp4_linear: QuantizedLinearKernel
     quantize_fp8_weight: QuantizeFp8WeightKernel | None = None  # None: ``quantized_tensor.quantize_fp8_reference``
     quantizing: QuantizingKernels | None = None  # for fp8 models; None: no kernel attaches the fp8 form
     soft_embedding: SoftEmbeddingKernel = soft_embedding_reference
@@ -151,6 +153,7 @@ TORCH = KernelSet(
     add_lora=add_lora_reference,
     fp8_linear=quantized_linear_torch,
     group_quantized_linear=quantized_linear_torch,
+    nvfp4_linear=quantized_linear_torch,
 )
 
 
@@ -181,6 +184,7 @@ TRITON = KernelSet(
     add_lora=add_lora,
     fp8_linear=fp8_linear,
     group_quantized_linear=group_quantized_linear,
+    nvfp4_linear=nvfp4_linear,
     quantize_fp8_weight=quantize_fp8_weight,
     quantizing=QuantizingKernels(
         fp8_lm_head_argmax, layernorm.rms_norm_quant, layernorm.add_rms_norm_quant, act_and_mul_quant
@@ -201,6 +205,7 @@ BATCH_INVARIANT_TRITON = replace(
     linear=batch_invariant_gemm,
     fp8_linear=partial(fp8_linear, batch_invariant=True),
     group_quantized_linear=partial(group_quantized_linear, batch_invariant=True),
+    nvfp4_linear=partial(nvfp4_linear, batch_invariant=True),
     soft_embedding=soft_embedding,
     head_logits=partial(batch_invariant_gemm, dtype=torch.float32),
     batch_invariant=True,
@@ -221,6 +226,7 @@ BATCH_INVARIANT_TORCH = replace(
     linear=batch_invariant_torch.linear,
     fp8_linear=batch_invariant_torch.quantized_linear,
     group_quantized_linear=batch_invariant_torch.quantized_linear,
+    nvfp4_linear=batch_invariant_torch.quantized_linear,
     batch_invariant=True,
 )
 

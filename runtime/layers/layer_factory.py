@@ -14,7 +14,7 @@ from runtime.kernels.ops import KernelSet, select_kernels
 from runtime.layers.lora import LoRAConfig, LoRAContext, LoRAWeight
 from runtime.parameters.sharding import HeadShard, Shard, VocabShard
 from runtime.parameters.weight import InterleavedWeight, SplitBF16Weight, UnquantizedWeight, Weight
-from runtime.quantization import fp8, int4_int8  # noqa: F401  they register themselves
+from runtime.quantization import fp8, int4_int8, nvfp4  # noqa: F401  they register themselves
 from runtime.quantization.base import QuantizedWeight, get_format
 
 P = ParamSpec("P")

@@ -97,7 +97,7 @@ class QuantizedWeight(Weight):
             raise AssertionError(f"{type(packed).__name__} of {packed.values.dtype} is no such format")
         if packed.scales.shape[1:] != self.kernel_arg.scales.shape[len(self.shape) - 1 :]:
             raise AssertionError("its scales belong to other groups")
-        require_finite(packed.max_values.to(self.dtype), packed.scales)
+        require_finite(packed.max_values.to(self.dtype), packed.max_values)
         *stack_dims, outputs, _ = part.ranges
         at = tuple(each.start for each in stack_dims)
         self._store_rows(outputs, (self.kernel_arg.values[at], self.kernel_arg.scales[at]), packed)

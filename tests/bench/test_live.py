@@ -103,7 +103,7 @@ def a_step(quantization=None):
     return runner, StepPlans(strategy, 32, 1023, 1024, 32, 20).decode(3, 64, filled=0.5)
 
 
-@pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4"])
+@pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4", "nvfp4"])
 @pytest.mark.parametrize("factor", [1.5, 1.05])
 def test_a_layer_with_wrong_results_is_detected(quantization, factor):
     """The tolerance is larger for fp8, which also quantizes activations."""

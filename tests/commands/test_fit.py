@@ -36,7 +36,7 @@ def test_sizes_are_those_of_the_published_files(tmp_path: Path, capsys: pytest.C
     assert re.search(r"KV cache per token +147,456 bytes", output)
     assert re.search(r"weights, bfloat16 +16\.4 GB", output)
     found = dict(re.findall(r"^(\w+) +weights +([\d.]+) GB .* fits$", output, re.MULTILINE))
-    assert found == {"bfloat16": "16.4", "fp8": "9.44", "int8": "9.44", "int4": "6.18"}
+    assert found == {"bfloat16": "16.4", "fp8": "9.44", "int8": "9.44", "int4": "6.18", "nvfp4": "6.40"}
 
 
 def test_the_size_of_a_file_is_computed_exactly(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ def received(monkeypatch):
         yield found
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8", "int8", "int4", "nvfp4"])
 @pytest.mark.parametrize("folder", ["llada2_tiny", "sdar", "llada", "dmax", "diffusion_gemma"])
 def test_bits_do_not_depend_on_the_batch(received, folder, kind):
     flags = {"device": "cuda", "dtype": "bfloat16"} | ({} if kind == "bfloat16" else {"quantization": kind})
@@ -86,7 +86,7 @@ class Wide:
 
 
 @pytest.mark.parametrize("attn_impl", ["triton_grouped", "triton"])
-@pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4"])
+@pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4", "nvfp4"])
 @pytest.mark.parametrize("name", ["llada2-mini", "sdar-8b"])
 def test_bits_in_layers_of_a_real_width_do_not_depend_on_the_batch(name, quantization, attn_impl):
     wide = Wide(name, quantization, attn_impl)
@@ -141,7 +141,7 @@ class WideCanvas:
         return torch.cat(found)
 
 
-@pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4"])
+@pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4", "nvfp4"])
 def test_bits_in_a_canvas_of_diffusion_gemma_of_a_real_width_do_not_depend_on_the_batch(quantization):
     wide = WideCanvas(quantization)
     expected = wide.hidden(1, [256])

@@ -59,6 +59,7 @@ GROUPS = [
         (33, 200, 36, True, kind) for kind in quantized_cases.KINDS)),
     *table("moe", quantized_cases.check_group_quantized_moe, DOTS[1:], *(
         (70, 40, 24, 3, 2, True, False, kind) for kind in quantized_cases.KINDS)),
+    *table("each nvfp4 product", quantized_cases.check_every_nvfp4_product, DOTS, ()),
     *table("gelu", quantized_cases.check_group_quantized_moe, DOTS[:1], (20, 32, 24, 4, 2, False, False, "int4"),
            activation="gelu_tanh"),
 ]  # fmt: skip
@@ -106,7 +107,7 @@ def test_fp8_moe(rows, hidden, width, experts, top_k, described):
     ("kind", "rows", "inputs", "outputs"),
     [
         ("int4", 1, 16, 8), ("int4_32", 20, 80, 100), ("int8", 70, 160, 70), ("blocks", 20, 200, 130),
-        ("int4", 70, 256, 36),
+        ("int4", 70, 256, 36), ("nvfp4", 1, 16, 8), ("nvfp4", 20, 80, 100), ("nvfp4", 70, 256, 36),
     ],
 )  # fmt: skip
 def test_linear(kind, rows, inputs, outputs, described):
@@ -117,7 +118,7 @@ def test_linear(kind, rows, inputs, outputs, described):
     ("kind", "rows", "hidden", "width", "experts", "top_k"),
     [
         ("int4", 5, 48, 12, 12, 1), ("int8", 70, 40, 24, 3, 2), ("blocks", 20, 144, 40, 2, 1),
-        ("int4", 40, 144, 24, 1, 1),
+        ("int4", 40, 144, 24, 1, 1), ("nvfp4", 5, 48, 12, 12, 1), ("nvfp4", 70, 144, 40, 3, 2),
     ],
 )  # fmt: skip
 def test_moe(kind, rows, hidden, width, experts, top_k, described):
@@ -138,7 +139,9 @@ def test_linear_is_batch_invariant(monkeypatch, kind, dtype):
 SLOW = pytest.param("int4_32", 70, 12, marks=pytest.mark.slow), pytest.param("blocks", 256, 3, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("kind", "rows", "experts"), [("int8", 256, 3), ("int4", 256, 3), ("int4", 20, 10), *SLOW])
+@pytest.mark.parametrize(
+    ("kind", "rows", "experts"), [("int8", 256, 3), ("int4", 256, 3), ("int4", 20, 10), ("nvfp4", 256, 3), *SLOW]
+)
 def test_moe_is_batch_invariant(monkeypatch, kind, rows, experts):
     in_order.patch(monkeypatch)
     in_order.check_alike(
@@ -148,8 +151,8 @@ def test_moe_is_batch_invariant(monkeypatch, kind, rows, experts):
 
 @pytest.mark.parametrize(
     ("quantization", "shared"),
-    [("fp8", 1), ("fp8", 2), ("int4", 1), ("int8", 2)],
-    ids=["fp8_an_expert_more", "fp8_pair_stride", "int4_an_expert_more", "int8_pair_stride"],
+    [("fp8", 1), ("fp8", 2), ("int4", 1), ("int8", 2), ("nvfp4", 1)],
+    ids=["fp8_an_expert_more", "fp8_pair_stride", "int4_an_expert_more", "int8_pair_stride", "nvfp4_an_expert_more"],
 )
 def test_full_model(tmp_path, shared, quantization):
     """Checks that a tiny model has the same logits with Triton and torch kernels, up to the fp8 rounding of rows."""

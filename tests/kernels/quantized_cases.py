@@ -18,6 +18,7 @@ from runtime.kernels.fused_argmax import ArgmaxOutput, lm_head_argmax, lm_head_a
 from runtime.kernels.fused_moe import fused_moe
 from runtime.kernels.fused_moe.fused_moe import moe_reference
 from runtime.kernels.linear import dequantize
+from runtime.kernels.nvfp4 import Nvfp4, dequantize_nvfp4, nvfp4_linear, quantize_nvfp4
 from runtime.kernels.ops import BATCH_INVARIANT_TRITON, TORCH, TRITON
 from runtime.kernels.quantized_tensor import (
     GroupQuantized,
@@ -266,11 +267,13 @@ def fp8_moe_expected(
 
 Some = torch.Tensor | slice  # which rows
 Kernel = Callable[[Some], tuple[torch.Tensor, ...]]
-KINDS = ("int8", "int4", "int4_32", "blocks")
+KINDS = ("int8", "int4", "int4_32", "blocks", "nvfp4")
 
 
-def quantized(x: torch.Tensor, kind: str) -> GroupQuantized:
+def quantized(x: torch.Tensor, kind: str) -> GroupQuantized | Nvfp4:
     """Returns `x` quantized to a format. "blocks": e4m3 with a scale per 128 inputs."""
+    if kind == "nvfp4":
+        return quantize_nvfp4(x)
     if kind == "int8":
         return quantize_rows(x)
     if kind == "blocks":
@@ -284,15 +287,27 @@ def check_group_quantized_linear(
     x = random(rows, inputs, dtype=dtype, device=device, seed=50)
     weight = quantized(random(outputs, inputs, dtype=dtype, device=device, seed=51, scale=inputs**-0.5), kind)
     bias = random(outputs, dtype=dtype, device=device, seed=52) if biased else None
-    out = linear.group_quantized_linear(x, weight, bias)
+    kernel = nvfp4_linear if kind == "nvfp4" else linear.group_quantized_linear
+    out = kernel(x, weight, bias)
     added = 0 if bias is None else bias.double()
     assert_near(out, x.double() @ weight.dequantize(torch.float64).T + added, dtype)
-    assert torch.equal(out, linear.group_quantized_linear(x, weight, bias)), "two runs return different bits"
+    assert torch.equal(out, kernel(x, weight, bias)), "two runs return different bits"
+
+
+def check_every_nvfp4_product(dtype: torch.dtype, device: str) -> None:
+    """Each code times each finite e4m3 scale is exact in every dtype: a row of the identity selects one input."""
+    numbers = [byte for byte in range(256) if byte & 0x7F != 0x7F]
+    scales = torch.tensor(numbers, dtype=torch.uint8, device=device)[:, None]
+    codes = torch.arange(16, dtype=torch.uint8, device=device).expand(len(numbers), 16)
+    weight = Nvfp4.of(codes, scales, torch.ones((), device=device))
+    out = nvfp4_linear(torch.eye(16, dtype=dtype, device=device), weight, None)
+    assert torch.equal(out.double(), weight.dequantize(torch.float64).T)
 
 
 def check_dequantize(rows: int, size: int, kind: str, dtype: torch.dtype, device: str) -> None:
     weight = quantized(random(rows, size, dtype=dtype, device=device, seed=60), kind)
-    torch.testing.assert_close(dequantize(weight, dtype), weight.dequantize(dtype), rtol=1e-6, atol=0)
+    made = (dequantize_nvfp4 if kind == "nvfp4" else dequantize)(weight, dtype)
+    torch.testing.assert_close(made, weight.dequantize(dtype), rtol=1e-6, atol=0)
 
 
 def check_group_quantized_moe(
@@ -331,7 +346,9 @@ def batch_invariant_linear(rows: int, inputs: int, outputs: int, kind: str, dtyp
     x = random(rows, inputs, dtype=dtype, device=device, seed=70)
     weight = quantized(random(outputs, inputs, dtype=dtype, device=device, seed=71, scale=inputs**-0.5), kind)
     bias = random(outputs, dtype=dtype, device=device, seed=72)
-    return lambda some: (BATCH_INVARIANT_TRITON.group_quantized_linear(x[some], weight, bias),)
+    kernels = BATCH_INVARIANT_TRITON
+    kernel = kernels.nvfp4_linear if kind == "nvfp4" else kernels.group_quantized_linear
+    return lambda some: (kernel(x[some], weight, bias),)
 
 
 def batch_invariant_moe(

@@ -9,6 +9,7 @@ from runtime.kernels import linear
 from runtime.kernels.activation import interleave_gate_up
 from runtime.kernels.linear import batch_invariant_gemm, batch_invariant_tile_sizes
 from runtime.kernels.moe_router import split_bf16x3
+from runtime.kernels.nvfp4 import nvfp4_linear, nvfp4_tile_sizes
 from runtime.kernels.ops import BATCH_INVARIANT_TRITON as FIXED
 from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.quantized_tensor import Fp8, quantize_fp8
@@ -80,11 +81,13 @@ def test_group_quantized_gemm(inputs, outputs, kind, dtype):
 def test_all_group_quantized_tiles_give_the_same_bits(kind, dtype):
     x = made(600, 2048, dtype=dtype)
     weight = quantized_cases.quantized(made(320, 2048, dtype=dtype, seed=1), kind)
-    tiles = {linear.group_quantized_tile_sizes(rows, weight, 2, batch_invariant=True) for rows in range(1, 8193)}
+    if kind == "nvfp4":
+        kernel, tiles = nvfp4_linear, {nvfp4_tile_sizes(rows, 2, batch_invariant=True) for rows in range(1, 8193)}
+    else:
+        kernel = linear.group_quantized_linear
+        tiles = {linear.group_quantized_tile_sizes(rows, weight, 2, batch_invariant=True) for rows in range(1, 8193)}
     assert len(tiles) > 1
-    expected, *others = (
-        linear.group_quantized_linear(x, weight, None, batch_invariant=True, tile=tile) for tile in tiles
-    )
+    expected, *others = (kernel(x, weight, None, batch_invariant=True, tile=tile) for tile in tiles)
     assert all(torch.equal(expected, other) for other in others)
 
 

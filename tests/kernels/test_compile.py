@@ -226,7 +226,8 @@ def build_gemm(
     types |= {"weights": weights, "hidden_ptr": f"*{data}"}
     scales = {"scales_ptr": quantized, "x_scales_ptr" if first else "hidden_scales_ptr": form == "fp8"}
     for name, has_scales in scales.items():
-        (types if has_scales else constants)[name] = "*fp32" if has_scales else None
+        words = "*i32" if form == "nvfp4" else "*fp32"
+        (types if has_scales else constants)[name] = words if has_scales else None
     if first:
         constants |= {"TOP_K": 8, "INTERLEAVE": activation.interleave_group(width), "GELU": False}
         types["x_ptr"] = "*fp8e4nv" if form == "fp8" else f"*{data}"

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 import triton.language as tl
 
-from runtime.kernels import activation, fp8_argmax, layernorm, linear, quantized_tensor
+from runtime.kernels import activation, fp8_argmax, layernorm, linear, nvfp4, quantized_tensor
 from runtime.kernels.fused_moe import tile_config
 from runtime.kernels.quantized_tensor import empty_group_quantized
 from tests.kernels.test_compile import boxed, build, build_gemm, check_gemm, spilled
@@ -23,6 +23,8 @@ KINDS = {  # dtype of the stored codes, group size, and Triton's name of the dty
 
 
 def held(shape, kind):
+    if kind == "nvfp4":
+        return nvfp4.empty_nvfp4(shape, torch.device("meta")), "u8"
     stored, group, name = KINDS[kind]
     return empty_group_quantized(shape, stored, group or shape[-1], torch.device("meta")), name
 
@@ -37,24 +39,27 @@ def compile_gemms(kind, pairs, experts, hidden, width, described):
     (gate_up, name), (down, _) = held((experts, 2 * width, hidden), kind), held((experts, hidden, width), kind)
     height, *both = tile_config.group_quantized_config(pairs, experts, 2, gate_up, down)
     for first, how, weight in zip((True, False), both, (gate_up, down), strict=True):
-        own, deep = constants_of(weight, how.depth)
+        if kind == "nvfp4":
+            form, group, deep = kind, 0, how.depth // 2
+        else:
+            own, deep = constants_of(weight, how.depth)
+            form, group = "int4" if own["INT4"] else "group", own["GROUP"]
         yield build_gemm(
-            first, how, height, hidden, width, described, form="int4" if own["INT4"] else "group", kind=name,
-            group=own["GROUP"], stored_depth=deep,
+            first, how, height, hidden, width, described, form=form, kind=name, group=group, stored_depth=deep
         )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("kind", "pairs_per_expert", "described"),
     [("int4", 1, True), ("int4", 8, True), ("int4", 64, True), ("int4", 8, False), ("int8", 8, True),
-     ("blocks", 64, True)],
+     ("blocks", 64, True), ("nvfp4", 1, True), ("nvfp4", 8, True), ("nvfp4", 64, True), ("nvfp4", 8, False)],
 )  # fmt: skip
 def test_group_quantized_moe(kind, pairs_per_expert, described):
     for compiled in compile_gemms(kind, 256 * pairs_per_expert, 256, 2048, 512, described):
         check_gemm(compiled, described)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["int8", "int4", "nvfp4"])
 @pytest.mark.parametrize(("hidden", "width"), [(2048, 512), (64, 12)])
 def test_all_tile_configs_sum_on_the_same_matrix_unit(kind, hidden, width):
     """The tile config depends on the number of pairs in batch-invariant mode too, so it must not change the sums."""
@@ -91,6 +96,18 @@ def test_group_quantized_linear(kind, rows, described):
     }  # fmt: skip
     compiled = build(linear._group_quantized_linear, types, constants, num_warps=warps)
     check_gemm(compiled)
+
+
+@pytest.mark.parametrize(("rows", "described"), [(1, True), (200, True), (1000, False)])
+def test_nvfp4_linear(rows, described):
+    tall, columns, _, stages, warps = nvfp4.nvfp4_tile_sizes(rows, 2, batch_invariant=True)
+    types = {"x_ptr": "*bf16", "scales_ptr": "*i32", "bias_ptr": "*bf16", "out_ptr": "*bf16", "rows": "i32"}
+    types["weights"] = boxed(columns, nvfp4.BLOCK // 2, "u8") if described else "*u8"
+    constants = {
+        "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": tall, "COLUMNS": columns, "STAGES": stages, "BIASED": True,
+        "TMA": described,
+    }  # fmt: skip
+    check_gemm(build(nvfp4._nvfp4_linear, types, constants, num_warps=warps))
 
 
 @pytest.mark.parametrize("described", [False, True])

@@ -45,7 +45,11 @@ KERNELS = [
         *table("experts of awkward sizes", quantized_cases.check_group_quantized_moe, ALL, *(
             (130, *shape, False, False, kind) for shape in AWKWARD), activation="gelu_tanh"))),
     *table("experts in mini's shape", quantized_cases.check_group_quantized_moe, HALF, *(
-        (rows, 2048, 512, 256, 8, True, False, kind) for rows in (32, 1024) for kind in ("int8", "int4"))),
+        (rows, 2048, 512, 256, 8, True, False, kind) for rows in (32, 1024) for kind in ("int8", "int4", "nvfp4"))),
+    *table("each nvfp4 product", quantized_cases.check_every_nvfp4_product, ALL, ()),
+    *table("experts in the shape of DiffusionGemma", quantized_cases.check_group_quantized_moe, HALF, *(
+        (rows, 2816, 704, 128, 8, False, crowded, "nvfp4") for rows in (1, 256, 2048) for crowded in (False, True)),
+        activation="gelu_tanh"),
 ]  # fmt: skip
 
 
@@ -54,7 +58,7 @@ def test_kernel(check, arguments, own):
     check(*arguments, "cuda", **own)
 
 
-@pytest.mark.parametrize("format", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("format", ["fp8", "int8", "int4", "nvfp4"])
 def test_loading_holds_little_more_than_the_result(format):
     """Experts of 805 MB in bfloat16, which a checkpoint holds as one tensor."""
     values = torch.randn(256, 1024, 1536, dtype=torch.bfloat16)

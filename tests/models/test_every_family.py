@@ -45,7 +45,7 @@ def of_what_was_rounded(*where):
 
 
 # Limits of the relative error: lowest median, highest median, highest 90th percentile.
-FORMATS = {"fp8": (0.01, 0.25, 0.6), "int8": (0.001, 0.1, 0.3), "int4": (0.01, 0.6, 1.2)}
+FORMATS = {"fp8": (0.01, 0.25, 0.6), "int8": (0.001, 0.1, 0.3), "int4": (0.01, 0.6, 1.2), "nvfp4": (0.01, 0.6, 1.2)}
 
 
 ONE_FORMAT = [(key, list(FORMATS)[n % len(FORMATS)]) for n, key in enumerate(EVERY)]  # per family
@@ -114,7 +114,7 @@ def test_a_meta_model_has_the_weights_of_every_build(tmp_path, key):
     family = resolve_family(key if key in KINDS and KINDS[key].needs_model_name else None, checkpoint.config)
     arch = family.parse(checkpoint.config)
     shapes = {name: weight.shape for name, weight in named_weights(meta_model(family, arch, torch.bfloat16)).items()}
-    for quantization in (None, "fp8", "int4"):
+    for quantization in (None, "fp8", "int4", "nvfp4"):
         kernels = select_kernels(torch.device("cuda"), torch.bfloat16, quantization)
         build = LayerFactory(torch.device("cpu"), torch.bfloat16, kernels, "torch", quantization=quantization)
         assert {name: weight.shape for name, weight in named_weights(family.make(arch, build)).items()} == shapes

@@ -35,7 +35,10 @@ def test_the_device_equals_the_cpu(family, attn_impl, layout, dtype):
         assert float(rows.max()) < 10 * TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize(("form", "least", "maximum"), [("fp8", 0.01, 0.35), ("int8", 0.001, 0.1), ("int4", 0.01, 0.6)])
+@pytest.mark.parametrize(
+    ("form", "least", "maximum"),
+    [("fp8", 0.01, 0.35), ("int8", 0.001, 0.1), ("int4", 0.01, 0.6), ("nvfp4", 0.01, 0.6)],
+)
 def test_quantized_models(family, form, least, maximum):
     """Only the median error is bounded: with fp8 the GPU also quantizes activations, which the CPU does not."""
     key, path, expected = family

@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from runtime.bench.model_shapes import architecture
 from runtime.errors import ConfigError
 from runtime.kernels.activation import interleave_gate_up
+from runtime.kernels.nvfp4 import Nvfp4, quantize_nvfp4
 from runtime.kernels.ops import TORCH, TRITON
 from runtime.kernels.quantized_tensor import (
     E4M3,
@@ -25,7 +26,7 @@ from runtime.quantization import base
 from runtime.quantization.base import QuantizedWeight, get_format
 
 CPU = torch.device("cpu")
-GROUPS = ("int8", "int4", "int4_32", "fp8_blocks")
+GROUPS = ("int8", "int4", "int4_32", "fp8_blocks", "nvfp4")
 NAMES = (*GROUPS, "fp8")
 groups = pytest.mark.parametrize("name", GROUPS)
 names = pytest.mark.parametrize("name", NAMES)
@@ -35,7 +36,9 @@ def weight_of(name: str, *shape: int, dtype: torch.dtype = torch.float32, interl
     return get_format(name).make(shape, dtype, CPU, TORCH, interleaved)
 
 
-def rounded(name: str, x: torch.Tensor) -> GroupQuantized:
+def rounded(name: str, x: torch.Tensor) -> GroupQuantized | Nvfp4:
+    if name == "nvfp4":
+        return quantize_nvfp4(x)
     if name.startswith("fp8"):
         return quantize_blocks(x, 128) if name == "fp8_blocks" else quantize_fp8_reference(x)
     return quantize_rows(x) if name == "int8" else quantize_groups(x, 32 if name == "int4_32" else 128)
@@ -116,8 +119,14 @@ def test_int4_scales_minimize_the_error_per_group():
 
 @pytest.mark.parametrize(
     ("name", "low", "high"),
-    [("int8", 0.004, 0.012), ("int4", 0.06, 0.11), ("fp8_blocks", 0.015, 0.035), ("fp8", 0.01, 0.04)],
-)
+    [
+        ("int8", 0.004, 0.012),
+        ("int4", 0.06, 0.11),
+        ("fp8_blocks", 0.015, 0.035),
+        ("nvfp4", 0.06, 0.11),
+        ("fp8", 0.01, 0.04),
+    ],
+)  # fmt: skip
 def test_the_error_of_a_quantized_layer(name, low, high):
     """Checks ||out - ref|| / ||ref|| for normally distributed weights, as stated in docs/guide/quantization.md."""
     weight, values, x = weight_of(name, 300, 512), normal(300, 512), normal(9, 512)

@@ -31,7 +31,7 @@ def stored(weight):
     return [held] if isinstance(held, torch.Tensor) else [held.values, held.scales]
 
 
-@pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4"])
+@pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4", "nvfp4"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_prefetched_weights_equal_those_that_are_loaded_one_by_one(tmp_path, monkeypatch, dtype, quantization):
     path = write(tmp_path)

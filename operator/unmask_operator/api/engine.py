@@ -82,10 +82,10 @@ class Engine(Section):
     dtype: Literal["Bfloat16", "Float16", "Float32"] | None = flag_field(
         "dtype", "Data type of weights and KV cache. Default: Bfloat16 on GPUs, Float32 on CPU."
     )
-    quantization: Literal["Fp8", "Int8", "Int4"] | None = flag_field(
+    quantization: Literal["Fp8", "Int8", "Int4", "Nvfp4"] | None = flag_field(
         "quantization",
         "Quantization of linear layers and experts at load time. Compared with 16-bit weights, Fp8 and "
-        "Int8 need half the memory and Int4 slightly more than a quarter. Fp8 on GPUs requires compute "
+        "Int8 need half the memory, Int4 and Nvfp4 slightly more than a quarter. Fp8 on GPUs requires compute "
         "capability 8.9. Default: the checkpoint's format.",
     )
     max_model_len: int | None = flag_field(

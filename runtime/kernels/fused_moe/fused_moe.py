@@ -2,13 +2,13 @@
 
 On a GPU token-expert pairs are aligned by expert, then there are a gate_up GEMM with the gated activation as epilogue
 and a down GEMM per expert, and the weighted sum per row. The sum may be fused with the residual addition and the next
-RMSNorm. Weights are unquantized, fp8 (`Fp8`; rows are quantized too, and scales are applied in the epilogue) or
-group-quantized (`GroupQuantized`, with 16-bit rows).
+RMSNorm. Weights are unquantized, fp8 (`Fp8`; rows are quantized too, and scales are applied in the epilogue),
+group-quantized (`GroupQuantized`, with 16-bit rows) or `Nvfp4` (with 16-bit rows).
 
 A tile has pairs of one expert. With few pairs per expert, reading the weights dominates, so the weights are the first
 operand (swap AB), and the tile has as many columns as there are pairs: 16, 64, 128, or up to TAIL more, selected per
-tile. With many pairs, arithmetic dominates, and pairs are the rows, 64 or 128. Group-quantized weights are always the
-first operand, because tensor cores read their converted codes from registers.
+tile. With many pairs, arithmetic dominates, and pairs are the rows, 64 or 128. Group-quantized and NVFP4 weights are
+always the first operand, because tensor cores read their converted codes from registers.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from runtime.kernels.common import (
 from runtime.kernels.fused_moe import tile_config
 from runtime.kernels.fused_moe.moe_align import AlignedTokens, is_tail_of_previous_tile, moe_align_block_size
 from runtime.kernels.linear import group_quantized_gemm, group_size, quantized_linear_torch
+from runtime.kernels.nvfp4 import Nvfp4, nvfp4_gemm
 from runtime.kernels.quantized_tensor import (
     FP8_MAX,
     MIN_SCALE,
@@ -45,7 +46,7 @@ from runtime.kernels.quantized_tensor import (
     store_quantized_row,
 )
 
-Matrices = torch.Tensor | Fp8 | GroupQuantized  # weights of all experts, [experts, outputs, inputs]
+Matrices = torch.Tensor | Fp8 | GroupQuantized | Nvfp4  # weights of all experts, [experts, outputs, inputs]
 PROGRAMS_PER_SM = 2  # resident programs per SM of the persistent kernel
 
 # Rows of the batched GEMM, including padding, per real row: beyond it, one GEMM per expert is faster, unless rows are
@@ -190,6 +191,10 @@ def _gate_up_tile(
             x_ptr, row, ok, weights, scales_ptr, weight_row, limit, HIDDEN, GROUP, FORMAT == "int4", 2 * COLUMNS, PAIRS,
             DEPTH, STAGES, TMA,
         )  # fmt: skip
+    elif FORMAT == "nvfp4":
+        acc = nvfp4_gemm(
+            x_ptr, row, ok, weights, scales_ptr, weight_row, limit, HIDDEN, 2 * COLUMNS, PAIRS, STAGES, TMA
+        )  # fmt: skip
     else:
         if SWAP_AB:
             acc = tl.zeros([2 * COLUMNS, PAIRS], tl.float32)
@@ -234,8 +239,8 @@ def _gate_up(
 
     The results are sorted by expert.
 
-    FORMAT of the weights: "float", "fp8", "int4" or "group" (int8 or e4m3 codes). GROUP: inputs per scale of the latter
-    two, see `group_quantized_gemm`. `x_scales_ptr` and `scales_ptr` are None without scales.
+    FORMAT of the weights: "float", "fp8", "nvfp4", "int4" or "group" (int8 or e4m3 codes). GROUP: inputs per scale of
+    the latter two, see `group_quantized_gemm`. `x_scales_ptr` and `scales_ptr` are None without scales.
     """
     column_tile, tile = tl.program_id(0), tl.program_id(1)
     expert = tl.load(tiles_ptr + tile)
@@ -299,7 +304,10 @@ def _weight_args(weights: Matrices, columns: int, depth: int) -> tuple[Any, torc
     codes, format, group = weights.values.flatten(0, 1), "fp8", 0
     if isinstance(weights, GroupQuantized):
         format, group = "int4" if weights.is_int4 else "group", group_size(weights)
-    return make_descriptor(codes, columns, depth // 2 if format == "int4" else depth), weights.scales, format, group
+    elif isinstance(weights, Nvfp4):
+        format = "nvfp4"
+    stored_depth = depth // 2 if format in ("int4", "nvfp4") else depth
+    return make_descriptor(codes, columns, stored_depth), weights.scales, format, group
 
 
 @triton.jit
@@ -316,6 +324,12 @@ def _down_tile(
         acc = group_quantized_gemm(
             hidden, row, ok, weights, scales_ptr, weight_row, (expert + 1) * HIDDEN, WIDTH, GROUP, FORMAT == "int4",
             COLUMNS, PAIRS, DEPTH, STAGES, TMA,
+        )  # fmt: skip
+    elif FORMAT == "nvfp4":
+        row = first_pos + tl.arange(0, PAIRS)
+        ok, weight_row = row < end_pos, expert * HIDDEN + column_tile * COLUMNS
+        acc = nvfp4_gemm(
+            hidden, row, ok, weights, scales_ptr, weight_row, (expert + 1) * HIDDEN, WIDTH, COLUMNS, PAIRS, STAGES, TMA
         )  # fmt: skip
     else:
         if SWAP_AB:
@@ -616,8 +630,8 @@ def _select_config(
     experts, hidden, width = down.shape
     if isinstance(gate_up, Fp8):
         return tile_config.fp8_config(pairs, experts, hidden, width, batch_invariant=batch_invariant)
-    if isinstance(gate_up, GroupQuantized):
-        assert isinstance(down, GroupQuantized)
+    if isinstance(gate_up, GroupQuantized | Nvfp4):
+        assert isinstance(down, GroupQuantized | Nvfp4)
         return tile_config.group_quantized_config(pairs, experts, x.element_size(), gate_up, down)
     if batch_invariant:
         return tile_config.batch_invariant_config(pairs, experts, x.element_size(), hidden, width)

@@ -14,6 +14,7 @@ import torch
 
 from runtime.kernels.common import triton
 from runtime.kernels.linear import depth_of, group_size
+from runtime.kernels.nvfp4 import BLOCK, Nvfp4
 from runtime.kernels.quantized_tensor import GroupQuantized
 
 # Maximum pairs after an expert's last full tile that the program of that tile processes too. It reads the weights once
@@ -110,10 +111,10 @@ def fp8_config(pairs: int, experts: int, hidden: int, width: int, *, batch_invar
 
 
 def group_quantized_config(
-    pairs: int, experts: int, element_size: int, gate_up: GroupQuantized, down: GroupQuantized
+    pairs: int, experts: int, element_size: int, gate_up: GroupQuantized | Nvfp4, down: GroupQuantized | Nvfp4
 ) -> FusedMoEConfig:
-    """Returns the config of group-quantized weights. Few pairs get kernels without large tiles, as a program reserves
-    the shared memory of its largest tile.
+    """Returns the config of group-quantized or NVFP4 weights. Few pairs get kernels without large tiles, as a program
+    reserves the shared memory of its largest tile.
 
     All configs are batch-invariant: the depth is that of the weight, and pairs are never the first operand.
     """
@@ -131,10 +132,14 @@ def group_quantized_config(
     )
 
 
-def _clamp_to_weight(config: GemmConfig, weight: GroupQuantized, parts: int) -> GemmConfig:
-    columns, depth = max(16, triton.next_power_of_2(weight.shape[-2] // parts)), depth_of(weight)
-    if group_size(weight) == 0:
-        depth = min(config.depth, depth)
+def _clamp_to_weight(config: GemmConfig, weight: GroupQuantized | Nvfp4, parts: int) -> GemmConfig:
+    columns = max(16, triton.next_power_of_2(weight.shape[-2] // parts))
+    if isinstance(weight, Nvfp4):
+        depth = BLOCK
+    elif group_size(weight) == 0:
+        depth = min(config.depth, depth_of(weight))
+    else:
+        depth = depth_of(weight)
     return config._replace(columns=min(config.columns, columns), depth=depth)
 
 
