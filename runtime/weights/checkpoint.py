@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+QUANTIZATION_FILE = "hf_quant_config.json"  # of ModelOpt
 # First letters of other safetensors files beside shards without an index: adapters of PEFT and MLX, the weights in the
 # authors' own format, and states of a training.
 OTHER_FILES = ("adapter", "consolidated", "optimizer")
@@ -350,10 +351,24 @@ def _open(path: Path, *, has_weights: bool) -> Checkpoint:
     config = checkpoint_files.read_json(path, "config.json")
     if config is None:
         raise ConfigError(f"{path} holds no config.json; --model needs a checkpoint directory")
+    config = _with_quantization(path, config)
     checkpoint = Checkpoint(path, config, checkpoint_files.read_json(path, "generation_config.json") or {})
     if has_weights:
         checkpoint.log_ignored_files()
     return checkpoint
+
+
+def _with_quantization(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Returns config.json with ModelOpt's own file, which may repeat its quantization_config, or have all of it."""
+    own = checkpoint_files.read_json(path, QUANTIZATION_FILE)
+    stated = config.get("quantization_config")
+    if own is None or not (stated is None or (isinstance(stated, dict) and stated.get("quant_method") == "modelopt")):
+        return config
+    fields = own.get("quantization")
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{path / QUANTIZATION_FILE} has no object quantization; it says how weights are quantized")
+    known = {name: value for name, value in (stated or {}).items() if value is not None}
+    return config | {"quantization_config": {"quant_method": "modelopt"} | fields | known}
 
 
 def open_tensors(path: str, name: object) -> Any:

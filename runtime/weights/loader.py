@@ -268,6 +268,8 @@ def _open(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, stack: 
     params = named_weights(module)
     files = checkpoint.tensor_files()
     gathered, weights = _gather(checkpoint, files.keys(), weights)
+    if unused := len(files) - sum(len(parts.names) for parts in gathered.values()):
+        log.info("%d scales of activations and of the KV cache are not used: neither is quantized by them", unused)
     parts = {name: WeightSlice.of(params[slot.param].full_shape, slot.index) for name, slot in weights.slots.items()}
     _check_coverage(module, params, parts, weights)
     names = _match(checkpoint, gathered, weights)

@@ -82,6 +82,10 @@ class StoredTensor:
         return handle.get_tensor(name)
 
 
+# Endings of scales of the keys and values of a quantized KV cache
+CACHE_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
+
+
 class StoredParts(NamedTuple):
     """The stored tensors of one tensor of the unquantized checkpoint.
 
@@ -96,6 +100,8 @@ class StoredParts(NamedTuple):
 
 def group_tensors(names: Collection[str], quantization: CheckpointQuantization | None) -> dict[str, StoredParts]:
     """Groups stored tensors into the tensors of the unquantized checkpoint, by the names of the latter.
+
+    Of a quantized checkpoint, scales of activations and of the KV cache are left out.
 
     Raises:
         ConfigError: A part of a quantized weight is missing. The message continues a sentence that names the
@@ -126,7 +132,9 @@ def group_tensors(names: Collection[str], quantization: CheckpointQuantization |
         quantized[module + WEIGHT] = StoredParts(scheme, own)
     if lost:
         raise ConfigError(f"lacks {summary(sorted(lost))}, parts of weights that are quantized as {quantization.label}")
-    unquantized = {name: StoredParts(None, {"": name}) for name in names if name not in taken}
+    unquantized = {
+        name: StoredParts(None, {"": name}) for name in names if name not in taken and not name.endswith(CACHE_SCALES)
+    }
     twice = sorted(unquantized.keys() & quantized.keys())
     if twice:
         raise ConfigError(f"holds {summary(twice)} both quantized and unquantized")

@@ -17,8 +17,8 @@ from tests.matrix import marked
 from tests.oracle.tiny import write_tiny
 from tests.quantization.quantized_files import LAYOUTS, write_both
 
-CASES = [(layout, 1) for layout in LAYOUTS] + [("int4, groups of 32", 2), ("fp8, blocks", 2)]
-QUICK = CASES[-1:]
+CASES = [(layout, 1) for layout in LAYOUTS] + [("int4, groups of 32", 2), ("nvfp4, compressed", 2), ("fp8, blocks", 2)]
+QUICK = [*CASES[-1:], ("nvfp4, modelopt", 1)]
 ROUNDED = 0.2  # for fp8, where each rank quantizes its own shard of the activations
 
 
@@ -67,7 +67,7 @@ def test_unquantized_weights(pair, unquantized, tmp_path, is_unquantized, layout
 
 @pytest.mark.parametrize("dim", [-3, -2, -1])
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("format", ["fp8", "fp8_blocks", "int8", "int4"])
+@pytest.mark.parametrize("format", ["fp8", "fp8_blocks", "int8", "int4", "nvfp4"])
 def test_shards_have_the_unchanged_codes(format, interleaved, dim):
     """Checks the shards of two experts, also where a shard boundary is inside a block of 128 rows."""
     shape, device = (2, 384, 512), torch.device("cpu")
@@ -103,8 +103,9 @@ def test_a_shard_that_cuts_a_group_is_refused(tmp_path):
 
 
 @pytest.mark.matrix
-def test_with_adapters(pair, unquantized, tmp_path):
-    quantized, _ = write_both("int4, groups of 32", unquantized, tmp_path)
+@pytest.mark.parametrize("layout", ["int4, groups of 32", "nvfp4, modelopt"])
+def test_with_adapters(pair, unquantized, tmp_path, layout):
+    quantized, _ = write_both(layout, unquantized, tmp_path)
     adapter = random_adapter(tmp_path / "a", unquantized, rf"{LAYER}.*(proj|query_key_value|dense)", 5)
     found = []
     for more in ({"tensor_parallel_size": 2}, {}):

@@ -234,7 +234,7 @@ def test_adapters_on_quantized_weights_and_merged_before_quantization(quantizati
         assert (made - exact).norm() < (made - unmerged).norm() / 3
 
 
-@pytest.mark.parametrize("layout", ["int4, groups of 32", "int8, outputs", "fp8, blocks"])
+@pytest.mark.parametrize("layout", ["int4, groups of 32", "int8, outputs", "fp8, blocks", "nvfp4, modelopt"])
 def test_adapters_on_a_quantized_checkpoint(tmp_path, layout):
     """The shared experts are unquantized."""
     paths = {"one": str(random_adapter(tmp_path / "one", BASE, EVERY, 3))}
@@ -248,14 +248,14 @@ def test_adapters_on_a_quantized_checkpoint(tmp_path, layout):
     assert not torch.allclose(out[0][0], out[0][1], atol=0.1)
 
 
-@pytest.mark.parametrize("layout", ["int8, outputs", "fp8, blocks"])
-def test_an_adapter_merged_into_quantized_weights(tmp_path, layout):
+@pytest.mark.parametrize(("layout", "most"), [("int8, outputs", 0.2), ("fp8, blocks", 0.2), ("nvfp4, compressed", 0.5)])
+def test_an_adapter_merged_into_quantized_weights(tmp_path, layout, most):
     adapter = str(random_adapter(tmp_path / "one", BASE, EVERY, 3))
     quantized, unquantized = write_both(layout, BASE, tmp_path)
     merged = {"use_lora": True, "lora_path": adapter, "pre_merge_lora": True}
     with llm(quantized, dtype="float64", **merged) as engine, llm(unquantized, dtype="float64", **merged) as reference:
         ours, expected = engine.logits(list(range(40, 64))), reference.logits(list(range(40, 64)))
-    assert 1e-4 < float((ours - expected).norm(dim=-1).median() / expected.norm(dim=-1).median()) < 0.2
+    assert 1e-4 < float((ours - expected).norm(dim=-1).median() / expected.norm(dim=-1).median()) < most
 
 
 @pytest.mark.parametrize("family", ["dream", "llada"])

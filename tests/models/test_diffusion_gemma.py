@@ -8,13 +8,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
+from runtime.kernels.nvfp4 import Nvfp4
 from runtime.kernels.ops import TRITON
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import resolve_family
 from runtime.models.diffusion_gemma import parse
 from runtime.parameters.weight import named_weights
-from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.checkpoint import open_checkpoint, resolve_checkpoint
 from runtime.weights.loader import load_model
+from runtime.weights.weight_formats import stored_formats
 from tests.golden import GOLDEN
 from tests.models.canvas import Driver, Run
 from tests.models.paged import load
@@ -219,6 +221,51 @@ def test_a_quantized_checkpoint_names_each_expert(tmp_path, layout, tree):
     largest = float(expected.abs().max())
     torch.testing.assert_close(golden_logits(quantized), expected, rtol=0, atol=1e-5 * largest)
     assert not torch.allclose(expected, golden_logits(FOLDER), atol=1e-3), "quantization changed nothing"
+
+
+WIDTH = 32  # of experts, a multiple of 16
+
+
+@pytest.mark.parametrize("layout", ["nvfp4, modelopt", "nvfp4, compressed", "mxfp4"])
+@pytest.mark.parametrize("tree", ["decoder", "encoder", "both"])
+def test_quantized_experts_beside_unquantized_weights(tmp_path, layout, tree):
+    """As in the published NVFP4 files: only experts are quantized, keys and values have scales, and ModelOpt states the
+    quantization twice.
+    """
+    fused = load_file(FOLDER / "model.safetensors")
+    random = torch.Generator().manual_seed(7)
+    for name, tensor in fused.items():
+        if ".experts." in name:
+            shape = (4, 2 * WIDTH, 64) if name.endswith("gate_up_proj") else (4, 64, WIDTH)
+            fused[name] = torch.randn(shape, generator=random) * tensor.std()
+    config = config_of(moe_intermediate_size=WIDTH)
+    write(tmp_path / "split", config, each_expert(fused))
+    quantized, whole = quantized_files.write_both(
+        layout, tmp_path / "split", tmp_path, lambda name: ".experts." not in name
+    )
+    config, stored = json.loads((quantized / "config.json").read_text()), load_file(quantized / "model.safetensors")
+    assert sum(name.endswith("_proj.weight_scale") for name in stored) == 3 * 4 * 3
+    for layer, name in enumerate(("k_proj.k_scale", "v_proj.v_scale", "k_proj.k_scale")):
+        stored[f"model.decoder.layers.{layer}.self_attn.{name}"] = torch.tensor(1.0)
+    stated = config["quantization_config"]
+    if layout == "nvfp4, modelopt":
+        stated["ignore"] = ["model.*.self_attn*", "model.*layers.*.mlp*", "*self_conditioning*", "*router*", "lm_head"]
+        fields = {"quant_algo": "NVFP4", "exclude_modules": stated["ignore"], "group_size": 16}
+        (quantized / "hf_quant_config.json").write_text(json.dumps({"quantization": fields}))
+    else:
+        stated["ignore"] = ["re:.*self_attn.*", "re:.*layers[.][0-9]+[.]mlp.*", "re:.*self_conditioning.*", "lm_head"]
+    write(quantized, config, in_tree(stored, tree))
+    held = {name: weight.kernel_arg for name, weight in named_weights(load(quantized, torch.float32)).items()}
+    packed = {name for name, kernel_arg in held.items() if isinstance(kernel_arg, Nvfp4)}
+    assert packed == {f"layers.{n}.experts.{stack}_proj" for n in range(3) for stack in ("gate_up", "down")}
+    expected = golden_logits(whole)
+    largest = float(expected.abs().max())
+    torch.testing.assert_close(golden_logits(quantized), expected, rtol=0, atol=1e-5 * largest)
+    (quantized / "model.safetensors").unlink()
+    checkpoint = open_checkpoint(str(quantized), has_weights=False)
+    family = resolve_family(None, checkpoint.config)
+    formats = stored_formats(checkpoint, family, family.parse(checkpoint.config))
+    assert {name for name, format in formats.items() if format == "nvfp4"} == packed
 
 
 @pytest.mark.parametrize(

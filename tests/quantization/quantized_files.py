@@ -76,6 +76,72 @@ def scaled(kind: torch.dtype, each: bool, static: bool = False) -> Callable[[tor
     return made
 
 
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def e4m3_numbers() -> np.ndarray:
+    """Returns the numbers of the bytes 0 to 126 of e4m3, in float64: four bits of exponent, three of mantissa."""
+    byte = np.arange(127)
+    exponent, mantissa = byte >> 3, byte & 7
+    return np.where(exponent, 2.0 ** (exponent - 7.0) * (1 + mantissa / 8), 2.0**-6 * mantissa / 8)
+
+
+def e2m1_bytes(codes: np.ndarray) -> torch.Tensor:
+    """Packs codes [outputs, inputs] two per byte, even inputs in the low bits."""
+    return torch.from_numpy((codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8))
+
+
+def nearest(x: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    return np.abs(x[..., None] - numbers).argmin(-1)
+
+
+def nvfp4(divides: bool) -> Callable[[torch.Tensor], Made]:
+    """Returns a quantizer of ModelOpt, or of compressed-tensors, which divides by the scale of the tensor."""
+
+    def made(weight: torch.Tensor) -> Made:
+        groups = weight.double().numpy().reshape(len(weight), -1, 16)
+        factor = np.abs(groups).max() / (6 * 448)
+        stored = np.float32(1 / factor if divides else factor)
+        factor = 1 / np.float64(stored) if divides else np.float64(stored)
+        numbers = e4m3_numbers()
+        scales = nearest(np.abs(groups).max(-1) / 6 / factor, numbers)
+        steps = (numbers[scales] * factor)[..., None]
+        codes = nearest(groups / np.where(steps, steps, 1), E2M1)
+        names = ("weight_packed", "weight_global_scale") if divides else ("weight", "weight_scale_2")
+        tensors = {
+            names[0]: e2m1_bytes(codes.reshape(weight.shape)),
+            "weight_scale": torch.from_numpy(scales.astype(np.uint8)).view(torch.float8_e4m3fn),
+            names[1]: torch.from_numpy(np.array([stored] if divides else stored)),
+            "input_global_scale" if divides else "input_scale": torch.tensor([0.5]),
+        }
+        return tensors, torch.from_numpy((E2M1[codes] * steps).reshape(weight.shape)).float()
+
+    return made
+
+
+def mxfp4(weight: torch.Tensor) -> Made:
+    groups = weight.double().numpy().reshape(len(weight), -1, 32)
+    powers = np.ceil(np.log2(np.maximum(np.abs(groups).max(-1), 2.0**-100) / 6))
+    codes = nearest(groups / 2.0 ** powers[..., None], E2M1)
+    dequantized = torch.from_numpy((E2M1[codes] * 2.0 ** powers[..., None]).reshape(weight.shape)).float()
+    scales = torch.from_numpy((powers + 127).astype(np.uint8))
+    return {"weight_packed": e2m1_bytes(codes.reshape(weight.shape)), "weight_scale": scales}, dequantized
+
+
+def modelopt_blocks(weight: torch.Tensor) -> Made:
+    tensors, dequantized = blocks("weight_scale", 128)(weight)
+    return tensors | {"weight_scale": tensors["weight_scale"][:, None, :, None]}, dequantized
+
+
+def modelopt(algo: str, **fields: Any) -> dict[str, Any]:
+    producer = {"name": "modelopt", "version": "0.47.0"}
+    cache = {"num_bits": 8, "type": "float", "dynamic": False}
+    return {
+        "quant_method": "modelopt", "quant_algo": algo, "ignore": ["lm_head"], "kv_cache_scheme": cache,
+        "producer": producer,
+    } | fields  # fmt: skip
+
+
 def compressed(format: str, **weights: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": WEIGHTS | weights, "input_activations": None}
     return {
@@ -104,6 +170,14 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Made], str]] =
         blocks("weight_scale", 64), "fp8_blocks",
     ),
     "fp8, blocks": (FP8 | {"weight_block_size": [128, 128]}, blocks("weight_scale_inv", 128), "fp8_blocks"),
+    "nvfp4, modelopt": (modelopt("NVFP4", group_size=16), nvfp4(False), "nvfp4"),
+    "nvfp4, compressed": (compressed("nvfp4-pack-quantized", num_bits=4, strategy="tensor_group", group_size=16,
+                                     type="float"), nvfp4(True), "nvfp4"),
+    "mxfp4": (compressed("mxfp4-pack-quantized", num_bits=4, strategy="group", group_size=32, type="float"), mxfp4,
+              "nvfp4"),
+    "fp8, modelopt": (modelopt("FP8"), scaled(E4M3, False, True), "fp8"),
+    "fp8, modelopt channels": (modelopt("FP8_PER_CHANNEL_PER_TOKEN"), scaled(E4M3, True), "fp8"),
+    "fp8, modelopt blocks": (modelopt("FP8_PB_WO"), modelopt_blocks, "fp8_blocks"),
     "fp8, one scale": (FP8 | {"activation_scheme": "static"}, scaled(E4M3, False, True), "fp8"),
 }  # fmt: skip
 

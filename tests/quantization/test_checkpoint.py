@@ -62,7 +62,7 @@ def test_loaded_codes_are_those_of_the_checkpoint(tmp_path, wide, layout):
     torch.testing.assert_close(logits(quantized), logits(unquantized), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("layout", [INT4, "fp8, blocks"])
+@pytest.mark.parametrize("layout", [INT4, "fp8, blocks", "nvfp4, modelopt"])
 def test_answers_equal_those_of_the_dequantized_checkpoint(tmp_path, layout):
     prompts, answers = [list(range(40, 61)), list(range(100, 164)), [7]], []
     for path in write_both(layout, TINY, tmp_path):
@@ -196,6 +196,10 @@ UNSUPPORTED = [
     (packed(symmetric=False), "symmetric is False"),
     (packed(actorder="group"), "actorder is 'group'"),
     (compressed("nvfp4-pack-quantized", num_bits=4, strategy="group", type="float"), "nvfp4-pack-quantized, 4 bits"),
+    (compressed("nvfp4-pack-quantized", num_bits=4, strategy="tensor_group", type="float", group_size=32),
+     "group_size is 32, which is not supported; supported: 16, for nvfp4-pack-quantized"),
+    (compressed("mxfp4-pack-quantized", num_bits=4, strategy="group", type="float", group_size=16),
+     "group_size is 16, which is not supported; supported: 32, for mxfp4-pack-quantized"),
     (compressed("x") | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is"),
     (compressed("x") | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config is 'sparse-24'"),
     (compressed("x") | {"sparsity_config": "sparse-24"}, "sparsity_config is 'sparse-24'"),

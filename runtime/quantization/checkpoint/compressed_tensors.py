@@ -1,5 +1,5 @@
-"""The method "compressed-tensors": int4 packed in int32, int8 or e4m3; symmetric, with scales per group, output or
-tensor.
+"""The method "compressed-tensors": int4 packed in int32, int8, e4m3 or e2m1; symmetric, with scales per group, output
+or tensor. Each group of modules may have its own format.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from typing import Any
 import torch
 
 from runtime.errors import ConfigError
+from runtime.kernels.nvfp4 import GROUP
 from runtime.kernels.quantized_tensor import GroupQuantized, QuantizedTensor, pack
 from runtime.quantization.checkpoint.fp8 import BlockScale, ChannelScale, channel_scales, is_block
+from runtime.quantization.checkpoint.nvfp4 import MX_GROUP, CompressedNvfp4, Mxfp4
 from runtime.quantization.checkpoint.scheme import (
     FIELD,
     WEIGHT,
     CheckpointQuantization,
     QuantScheme,
     Read,
+    name_list,
     refuse,
     register_method,
 )
@@ -26,7 +29,10 @@ from runtime.quantization.checkpoint.scheme import (
 CODES_PER_INT32 = 8  # int4 codes per int32, the first in the lowest bits; each is stored plus 8
 GROUP_SIZES = (32, 64, 128)
 REGEX = "re:"  # begins a regular expression in a list of modules
-SUPPORTED = "pack-quantized with 4 bits, int-quantized with 8, and float-quantized with 8, all symmetric"
+SUPPORTED = (
+    "pack-quantized with 4 bits, int-quantized with 8, float-quantized with 8, nvfp4-pack-quantized and "
+    "mxfp4-pack-quantized, all symmetric"
+)
 
 
 class Int4(QuantScheme):
@@ -90,8 +96,11 @@ class CompressedBlockScale(BlockScale):
 
 
 def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
-    if config.get("kv_cache_scheme") is not None:
-        raise refuse("kv_cache_scheme", config["kv_cache_scheme"], "null; the KV cache has the type of --dtype")
+    cache = config.get("kv_cache_scheme")  # its scales are ignored: the KV cache has the type of --dtype
+    if cache is not None and not (
+        isinstance(cache, Mapping) and (cache.get("num_bits"), cache.get("type")) == (8, "float")
+    ):
+        raise refuse("kv_cache_scheme", cache, "null, or 8 bits of type float")
     if config.get("transform_config"):
         raise refuse("transform_config", config["transform_config"], "null; activations are not rotated")
     sparsity = config.get("sparsity_config") or {}
@@ -124,16 +133,6 @@ def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
         return next((scheme for matches, scheme in patterns if matches(module)), schemes.get("Linear"))
 
     return CheckpointQuantization(tuple(dict.fromkeys(schemes.values())), stated)
-
-
-def name_list(config: Mapping[str, Any], field: str, default: list[str]) -> list[str]:
-    """Returns a list of names. Raises ConfigError for anything else."""
-    names = config.get(field)
-    if names is None:
-        return default
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise refuse(field, names, "a list of names of modules")
-    return names
 
 
 def matcher(targets: list[str], field: str) -> Callable[[str], bool]:
@@ -172,6 +171,14 @@ def _scheme(format: str, weights: Mapping[str, Any]) -> QuantScheme:
             if not is_block(block):
                 raise refuse("block_structure", block, "blocks of [N, 128]")
             return CompressedBlockScale(block[0])
+    if (format, bits, kind, strategy) == ("nvfp4-pack-quantized", 4, "float", "tensor_group"):
+        if size != GROUP:
+            raise refuse("group_size", size, f"{GROUP}, for {format}")
+        return CompressedNvfp4()
+    if (format, bits, kind, strategy) == ("mxfp4-pack-quantized", 4, "float", "group"):
+        if size != MX_GROUP:
+            raise refuse("group_size", size, f"{MX_GROUP}, for {format}")
+        return Mxfp4()
     raise refuse("weights", f"{format}, {bits} bits {kind}, {strategy}", SUPPORTED)
 
 

@@ -137,3 +137,13 @@ def quantization_of(config: Mapping[str, Any], requested: str | None) -> str | N
 
 def refuse(field: str, value: object, supported: str) -> ConfigError:
     return ConfigError(f"config.json: {FIELD}'s {field} is {value!r}, which is not supported; supported: {supported}")
+
+
+def name_list(config: Mapping[str, Any], field: str, default: list[str]) -> list[str]:
+    """Returns a list of names. Raises ConfigError for anything else."""
+    names = config.get(field)
+    if names is None:
+        return default
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise refuse(field, names, "a list of names of modules")
+    return names
