@@ -143,16 +143,18 @@ def quantize_nvfp4(x: torch.Tensor) -> Nvfp4:
 
 
 @triton.jit
-def _small(code, dtype: tl.constexpr):
-    """Converts a uint8 code from 0 to 15 to its value times `_factor`, in bfloat16 or float16.
+def _small(byte, IN_HIGH: tl.constexpr, dtype: tl.constexpr):
+    """Converts the code in the low or the high bits of a uint8 to its value times 2^-126 in bfloat16, or times 2^-14 in
+    float16.
 
-    The bits of a code are those of a number with a smaller exponent bias. The numbers may be subnormal.
+    A code has the bits of such a number, with its sign and its lowest mantissa bits elsewhere. It may be subnormal. An
+    arithmetic shift moves both, and copies the sign to bits that are masked.
     """
-    bits = code.to(tl.uint16)
+    bits = byte.to(tl.int16) << (8 if IN_HIGH else 12)
     if dtype == tl.bfloat16:
-        return ((bits & 8) << 12 | (bits & 7) << 6).to(tl.bfloat16, bitcast=True)
+        return ((bits >> 6) & -0x7E40).to(tl.bfloat16, bitcast=True)
     else:
-        return ((bits & 8) << 12 | (bits & 7) << 9).to(tl.float16, bitcast=True)
+        return ((bits >> 3) & -0x7200).to(tl.float16, bitcast=True)
 
 
 @triton.jit
@@ -163,10 +165,10 @@ def _scale(word):
 
 
 @triton.jit
-def _operand(code, first, second, in_second, dtype: tl.constexpr):
+def _operand(byte, IN_HIGH: tl.constexpr, first, second, in_second, dtype: tl.constexpr):
     """Returns code * scale in `dtype`, times 2^-8 for bfloat16 and 2^-7 for float16, see `_restored`.
 
-    The powers of two keep the scaled number in the range of the dtype: `_small` has 2^-126 and 2^-14.
+    The powers of two keep scales and products in the range of the dtype.
     """
     if dtype == tl.bfloat16:
         up: tl.constexpr = 2.0**118
@@ -175,7 +177,7 @@ def _operand(code, first, second, in_second, dtype: tl.constexpr):
     else:
         up: tl.constexpr = 2.0**14
     scale = tl.where(in_second, (second * up).to(dtype)[:, None], (first * up).to(dtype)[:, None])
-    return _small(code, dtype).to(dtype) * scale
+    return _small(byte, IN_HIGH, dtype).to(dtype) * scale
 
 
 @triton.jit
@@ -212,9 +214,9 @@ def nvfp4_gemm(
         words = tl.load(scales_at + 1 + start // 64, mask=inside, other=0)
         low = load_rows(x_ptr, row, ok, start, SIZE, half, multiple)
         high = load_rows(x_ptr, row, ok, start + half, SIZE, half, multiple)
-        weight = _operand(codes & 15, _scale(words), _scale(words >> 8), in_second, dtype)
+        weight = _operand(codes, False, _scale(words), _scale(words >> 8), in_second, dtype)
         acc = tl.dot(weight, tl.trans(low), acc, input_precision="ieee")
-        weight = _operand(codes >> 4, _scale(words >> 16), _scale(words >> 24), in_second, dtype)
+        weight = _operand(codes, True, _scale(words >> 16), _scale(words >> 24), in_second, dtype)
         acc = tl.dot(weight, tl.trans(high), acc, input_precision="ieee")
     row_scale = tl.load(scales_at, mask=inside, other=0).to(tl.float32, bitcast=True)
     return _restored(acc, dtype) * row_scale[:, None]
@@ -296,8 +298,8 @@ def _dequantize_nvfp4(
     row_scale = tl.load(scales_ptr + wide * (1 + BLOCKS), mask=(row < rows)[:, None], other=0)
     row_scale = row_scale.to(tl.float32, bitcast=True)
     words = words >> (place // 16 * 8)[None, :]
-    low = _small(codes & 15, tl.float16).to(tl.float32) * 16384.0 * _scale(words) * row_scale
-    high = _small(codes >> 4, tl.float16).to(tl.float32) * 16384.0 * _scale(words >> 16) * row_scale
+    low = _small(codes, False, tl.float16).to(tl.float32) * 16384.0 * _scale(words) * row_scale
+    high = _small(codes, True, tl.float16).to(tl.float32) * 16384.0 * _scale(words >> 16) * row_scale
     out_dtype: tl.constexpr = out_ptr.dtype.element_ty
     first = block * 64 + place
     out_at = out_ptr + wide * SIZE + first[None, :]
