@@ -13,6 +13,8 @@ from runtime.kernels.ops import TORCH, TRITON
 from runtime.layers.attention import TritonAttention
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import resolve_family
+from runtime.parameters.weight import InterleavedWeight, UnquantizedWeight
+from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_model
 from tests.kernels import in_order, interpreting, quantized_cases  # noqa: F401
@@ -20,6 +22,7 @@ from tests.kernels.interpreted import DOTS, dtypes
 from tests.kernels.tables import ALL, table
 from tests.models.paged import logits_in_chunks
 from tests.oracle.tiny import write_tiny
+from tests.quantization.quantized_files import write_both
 
 _convert = interpreter._convert_float
 
@@ -147,6 +150,29 @@ def test_moe_is_batch_invariant(monkeypatch, kind, rows, experts):
     in_order.check_alike(
         quantized_cases.batch_invariant_moe(rows, 136, 24, experts, 2, kind, torch.float16, "cpu"), rows, 2
     )
+
+
+@pytest.mark.parametrize("part", ["", ".experts.", "mlp"])
+def test_full_model_with_unquantized_parts(tmp_path, part):
+    """Weights that a checkpoint leaves unquantized have the layout of an unquantized model: gate and up rows of the
+    first layer's MLP are interleaved. The shared expert is fused with the others if their format is the same.
+    """
+    sizes = {"head_dim": 16, "hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 48}
+    write_tiny(tmp_path / "plain", seed=4, num_hidden_layers=3, **sizes)
+    path, plain = write_both("nvfp4, modelopt", tmp_path / "plain", tmp_path, lambda name: part not in name)
+    results = []
+    for directory, kernels in ((plain, TORCH), (path, TRITON)):
+        checkpoint, family = resolve_checkpoint(str(directory)), resolve_family("llada2", {})
+        build = LayerFactory.create("cpu", torch.float32, quantization=quantization_of(checkpoint.config, None))
+        model = load_model(checkpoint, family, family.parse(checkpoint.config), replace(build, kernels=kernels))
+        if kernels is TRITON:
+            model.attention = TritonAttention(model.attention.shape, grouped=True, batch_invariant=False)
+            assert isinstance(model.layers[0].mlp.gate_up_proj.weight, InterleavedWeight) == (part == ".experts.")
+            assert isinstance(model.layers[0].self_attn.qkv_proj.weight, UnquantizedWeight) == (part != "")
+            assert (model.layers[2].mlp.fused_shared is not None) == (part != ".experts.")
+        ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
+        results.append(torch.cat(logits_in_chunks(model, ids, block_size=4, page_size=4, chunk_blocks=[2, 1])))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from safetensors.torch import save_file
 from runtime.errors import ConfigError
 from runtime.parameters.weight import named_weights
 from runtime.weights import loader
-from tests.models.paged import load
-from tests.oracle.tiny import tiny_config, tiny_tensors
+from tests.models.paged import load, logits_in_chunks
+from tests.oracle.tiny import tiny_config, tiny_tensors, write_tiny
+from tests.quantization.quantized_files import LAYOUTS, write_both
 from tests.weights.test_checkpoint import shard
 
 pytestmark = pytest.mark.gpu
@@ -43,6 +44,29 @@ def test_prefetched_weights_equal_those_that_are_loaded_one_by_one(tmp_path, mon
     for name, weight in expected.items():
         for mine, other in zip(stored(prefetched[name]), stored(weight), strict=True):
             assert torch.equal(mine.view(torch.uint8), other.view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if "128" not in layout])
+@pytest.mark.parametrize("part", ["all", "experts"])
+def test_quantized_files_give_the_same_model_as_on_the_cpu(tmp_path, layout, part):
+    """Codes are prefetched, scales are not. If only experts are quantized, other weights have unquantized kernels."""
+    write_tiny(tmp_path / "plain", seed=3, vocab=64, hidden_size=64, moe_intermediate_size=32, intermediate_size=128)
+    quantized, _ = write_both(
+        layout, tmp_path / "plain", tmp_path, lambda name: part == "experts" and ".experts." not in name
+    )
+    models = [load(quantized, torch.float32, device) for device in ("cuda", "cpu")]
+    ours, expected = (named_weights(model) for model in models)
+    for name, weight in expected.items():
+        assert torch.equal(ours[name].tensor.cpu(), weight.tensor), name
+    if layout.startswith("fp8") and "blocks" not in layout:
+        return  # a GPU quantizes rows, too
+    found = [
+        logits_in_chunks(
+            model, [[5, 6, 7, 8, 31, 31, 31, 31, 9]], block_size=4, page_size=4, chunk_blocks=[2], device=at
+        )
+        for model, at in zip(models, ("cuda", "cpu"), strict=True)
+    ]
+    torch.testing.assert_close(found[0][0].cpu(), found[1][0], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
