@@ -362,7 +362,9 @@ def _with_quantization(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Returns config.json with ModelOpt's own file, which may repeat its quantization_config, or have all of it."""
     own = checkpoint_files.read_json(path, QUANTIZATION_FILE)
     stated = config.get("quantization_config")
-    if own is None or not (stated is None or (isinstance(stated, dict) and stated.get("quant_method") == "modelopt")):
+    if own is None or not (stated is None or isinstance(stated, dict)):
+        return config
+    if stated is not None and stated.get("quant_method", "modelopt") != "modelopt":
         return config
     fields = own.get("quantization")
     if not isinstance(fields, dict):

@@ -257,6 +257,8 @@ def group(target, layout=INT4):
         ({"config_groups": {"a": group("Linear", "fp8, outputs"), "b": group("re:.*experts.*"),
                             "c": group("model.experts.0", "int8, outputs")}}, "model.experts.0", "int8"),
         ({"config_groups": {"a": group("re:.*q_proj")}}, "model.k_proj", None),
+        ({"config_groups": {"a": group("re:.*q_proj"), "b": {"targets": ["Attention"], "weights": None}}}, "q_proj",
+         "int4_32"),
     ],
 )  # fmt: skip
 def test_the_format_of_a_module(change, module, stated):

@@ -179,6 +179,7 @@ FILES = [
     (changed(f"{QKV}.weight_scale_2", torch.tensor(1e39)), f"tensor '{QKV}.weight' of"),
     (changed(f"{QKV}.weight_scale_2", torch.tensor(1e36)), "holds NaN or infinite values"),
     (changed(f"{QKV}.weight", torch.zeros(128, 24, dtype=torch.uint8)), "is [128, 48], not [128, 64]"),
+    (changed(f"{QKV}.weight", torch.zeros((), dtype=torch.uint8)), "is [], not [128, 64]"),
 ]  # fmt: skip
 
 
@@ -202,7 +203,7 @@ def has_no_fields(tmp_path):
     return quantized, plain, config, stated
 
 
-@pytest.mark.parametrize("where", ["hf_quant_config.json", "both", "both, in parts"])
+@pytest.mark.parametrize("where", ["hf_quant_config.json", "both", "both, in parts", "both, without a method"])
 def test_the_quantization_is_in_either_file(tmp_path, where):
     quantized, plain, config, stated = has_no_fields(tmp_path)
     fields = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
@@ -210,6 +211,7 @@ def test_the_quantization_is_in_either_file(tmp_path, where):
     (quantized / "hf_quant_config.json").write_text(json.dumps(own))
     if where != "hf_quant_config.json":
         stated |= {"quant_algo": None} if "parts" in where else {}
+        stated = {name: value for name, value in stated.items() if name != "quant_method" or "method" not in where}
         (quantized / "config.json").write_text(json.dumps(config | {"quantization_config": stated}))
     torch.testing.assert_close(logits(quantized), logits(plain), rtol=1e-4, atol=1e-4)
     assert quantization_of(open_checkpoint(str(quantized)).config, "nvfp4") == "nvfp4"

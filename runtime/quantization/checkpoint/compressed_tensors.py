@@ -111,6 +111,8 @@ def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
     if not isinstance(groups, Mapping) or not groups or not all(isinstance(g, Mapping) for g in groups.values()):
         raise ConfigError(f"config.json: {FIELD} has no config_groups, which define the weight formats")
     schemes: dict[str, QuantScheme] = {}
+    if any(group.get("weights") is not None for group in groups.values()):  # others quantize activations alone
+        groups = {name: group for name, group in groups.items() if group.get("weights") is not None}
     for group in groups.values():
         weights = group.get("weights")
         if not isinstance(weights, Mapping):

@@ -26,8 +26,8 @@ class PackedE2M1(QuantScheme):
     scale_dtype: torch.dtype
 
     def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
-        *outputs, stored = shape_of(self.suffixes[0])
-        return [*outputs, 2 * stored]
+        stored = shape_of(self.suffixes[0])
+        return [*stored[:-1], *(2 * size for size in stored[-1:])]
 
     def read_quantized(self, read: Read, device: torch.device) -> Nvfp4:
         packed, scales = read(self.suffixes[0]), read(self.suffixes[1])

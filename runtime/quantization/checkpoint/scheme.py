@@ -79,14 +79,14 @@ class CheckpointQuantization:
         Raises:
             ConfigError: config.json states none, and has several for others.
         """
+        if len(self.schemes) == 1:
+            return self.schemes[0]
         scheme = self.stated(module)
-        if scheme is not None:
-            return scheme
-        if len(self.schemes) > 1:
+        if scheme is None:
             raise ConfigError(
                 f"quantizes the weight of {module!r}, to which config.json assigns none of its formats, {self.label}"
             )
-        return self.schemes[0]
+        return scheme
 
 
 MakeQuantization = Callable[[Mapping[str, Any]], CheckpointQuantization]
