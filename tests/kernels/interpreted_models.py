@@ -12,6 +12,7 @@ from runtime.layers.attention import TritonAttention
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import families, resolve_family
+from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_model
 from tests.distributed.threads import together
@@ -87,15 +88,17 @@ def test_a_model_in_shards(tmp_path, key, deals):
 CANVASES = pytest.mark.skipif("diffusion_gemma" not in families(), reason="the only family of canvases of noise")
 
 
-def canvas_model(kernels, **own):
+def canvas_model(kernels, path=GOLDEN / "diffusion_gemma", **own):
     """Returns a tiny DiffusionGemma.
 
     Args:
         kernels: Kernel set. None: the torch path.
+        path: Its checkpoint.
         own: Further fields of the layer factory.
     """
-    checkpoint, family = resolve_checkpoint(str(GOLDEN / "diffusion_gemma")), resolve_family("diffusion_gemma", {})
-    arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32)
+    checkpoint, family = resolve_checkpoint(str(path)), resolve_family("diffusion_gemma", {})
+    arch, quantization = family.parse(checkpoint.config), quantization_of(checkpoint.config, None)
+    build = LayerFactory.create("cpu", torch.float32, quantization=quantization)
     if kernels is None:
         return load_model(checkpoint, family, arch, build)
     model = load_model(checkpoint, family, arch, replace(build, kernels=kernels, **own))
@@ -133,6 +136,16 @@ def test_a_canvas_model(kernels, parts):
         in_parts(model)
     expected = canvas_logits(canvas_model(None), "unified")
     for out, right in zip(canvas_logits(model, "distinct"), expected, strict=True):
+        torch.testing.assert_close(out, right, rtol=1e-4, atol=1e-4)
+
+
+@CANVASES
+def test_a_canvas_model_with_quantized_experts(tmp_path):
+    from tests.models.test_diffusion_gemma import quantize_experts  # which imports the family
+
+    quantized, whole = quantize_experts(tmp_path, "nvfp4, modelopt", "encoder")
+    expected = canvas_logits(canvas_model(None, whole), "unified")
+    for out, right in zip(canvas_logits(canvas_model(TRITON, quantized), "distinct"), expected, strict=True):
         torch.testing.assert_close(out, right, rtol=1e-4, atol=1e-4)
 
 

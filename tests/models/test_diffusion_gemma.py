@@ -187,13 +187,13 @@ def each_expert(tensors):
     return split
 
 
-def golden_logits(path):
+def golden_logits(path, device="cpu"):
     case = next(case for case in CASES if case["kind"] == "denoiser_logits")
     expected = load_file(FOLDER / "expected.safetensors")
     prompt, noise = (expected[case[name]].tolist() for name in ("prompt_ids", "canvas_ids"))
-    driver = Driver(load(path, torch.float32), 1, len(prompt) + len(noise), 4, torch.float32)
+    driver = Driver(load(path, torch.float32, device), 1, len(prompt) + len(noise), 4, torch.float32, device)
     driver.commit(0, prompt, 7)
-    return driver.step(Run(0, noise, len(prompt), open=True))[0]
+    return driver.step(Run(0, noise, len(prompt), open=True))[0].cpu()
 
 
 @pytest.mark.parametrize("tree", ["decoder", "encoder", "both"])
@@ -226,11 +226,10 @@ def test_a_quantized_checkpoint_names_each_expert(tmp_path, layout, tree):
 WIDTH = 32  # of experts, a multiple of 16
 
 
-@pytest.mark.parametrize("layout", ["nvfp4, modelopt", "nvfp4, compressed", "mxfp4"])
-@pytest.mark.parametrize("tree", ["decoder", "encoder", "both"])
-def test_quantized_experts_beside_unquantized_weights(tmp_path, layout, tree):
-    """As in the published NVFP4 files: only experts are quantized, keys and values have scales, and ModelOpt states the
-    quantization twice.
+def quantize_experts(directory, layout, tree):
+    """Writes a checkpoint like the published NVFP4 files, and one with the dequantized weights. Returns both paths.
+
+    Only experts are quantized, keys and values have scales, and ModelOpt states the quantization twice.
     """
     fused = load_file(FOLDER / "model.safetensors")
     random = torch.Generator().manual_seed(7)
@@ -239,9 +238,9 @@ def test_quantized_experts_beside_unquantized_weights(tmp_path, layout, tree):
             shape = (4, 2 * WIDTH, 64) if name.endswith("gate_up_proj") else (4, 64, WIDTH)
             fused[name] = torch.randn(shape, generator=random) * tensor.std()
     config = config_of(moe_intermediate_size=WIDTH)
-    write(tmp_path / "split", config, each_expert(fused))
+    write(directory / "split", config, each_expert(fused))
     quantized, whole = quantized_files.write_both(
-        layout, tmp_path / "split", tmp_path, lambda name: ".experts." not in name
+        layout, directory / "split", directory, lambda name: ".experts." not in name
     )
     config, stored = json.loads((quantized / "config.json").read_text()), load_file(quantized / "model.safetensors")
     assert sum(name.endswith("_proj.weight_scale") for name in stored) == 3 * 4 * 3
@@ -255,6 +254,13 @@ def test_quantized_experts_beside_unquantized_weights(tmp_path, layout, tree):
     else:
         stated["ignore"] = ["re:.*self_attn.*", "re:.*layers[.][0-9]+[.]mlp.*", "re:.*self_conditioning.*", "lm_head"]
     write(quantized, config, in_tree(stored, tree))
+    return quantized, whole
+
+
+@pytest.mark.parametrize("layout", ["nvfp4, modelopt", "nvfp4, compressed", "mxfp4"])
+@pytest.mark.parametrize("tree", ["decoder", "encoder", "both"])
+def test_quantized_experts_beside_unquantized_weights(tmp_path, layout, tree):
+    quantized, whole = quantize_experts(tmp_path, layout, tree)
     held = {name: weight.kernel_arg for name, weight in named_weights(load(quantized, torch.float32)).items()}
     packed = {name for name, kernel_arg in held.items() if isinstance(kernel_arg, Nvfp4)}
     assert packed == {f"layers.{n}.experts.{stack}_proj" for n in range(3) for stack in ("gate_up", "down")}
@@ -266,6 +272,12 @@ def test_quantized_experts_beside_unquantized_weights(tmp_path, layout, tree):
     family = resolve_family(None, checkpoint.config)
     formats = stored_formats(checkpoint, family, family.parse(checkpoint.config))
     assert {name for name, format in formats.items() if format == "nvfp4"} == packed
+
+
+@pytest.mark.gpu
+def test_quantized_experts_on_a_gpu(tmp_path):
+    quantized, whole = quantize_experts(tmp_path, "nvfp4, modelopt", "decoder")
+    torch.testing.assert_close(golden_logits(quantized, "cuda"), golden_logits(whole), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
