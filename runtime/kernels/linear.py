@@ -196,17 +196,26 @@ def fp8_tile_sizes(rows: int, inputs: int, *, batch_invariant: bool = False) -> 
 
 
 @triton.jit
-def to_float(code, dtype: tl.constexpr):
-    """Converts a uint8 code from 0 to 15 to the float code - 8.
+def to_float(code, zero, dtype: tl.constexpr):
+    """Converts uint8 codes from 0 to 15 to floats, exactly, and subtracts their zero points.
 
     The code is placed in the lowest mantissa bits of 128 (bfloat16) or 1024 (float16), which avoids slow conversions.
+
+    zero: in `dtype`; None for 8.
     """
     if dtype == tl.bfloat16:
-        return (code.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0
+        offset: tl.constexpr = 128.0
+        value = (code.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
     elif dtype == tl.float16:
-        return (code.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True) - 1032.0
+        offset: tl.constexpr = 1024.0
+        value = (code.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)
     else:
-        return code.to(dtype) - 8.0
+        offset: tl.constexpr = 0.0
+        value = code.to(dtype)
+    if zero is None:
+        return value - (offset + 8.0)
+    else:
+        return value - (zero + offset)
 
 
 @triton.jit
@@ -225,12 +234,12 @@ def load_rows(x_ptr, row, ok, column, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
 
 @triton.jit
 def group_quantized_gemm(
-    x_ptr, row, ok, weights, scales_ptr, weight_row, limit,
+    x_ptr, row, ok, weights, scales_ptr, zeros_ptr, weight_row, limit,
     SIZE: tl.constexpr, GROUP: tl.constexpr, INT4: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
     DEPTH: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """Returns float32 [COLUMNS, ROWS]: weight rows from `weight_row` on, below `limit`, times the rows `row` of
-    `x_ptr` [.., SIZE].
+    `x_ptr` [.., SIZE]. `zeros_ptr` is None for symmetric codes.
 
     GROUP: inputs that share a scale, 0 for one scale per row. INT4: codes have four bits. DEPTH: inputs per iteration,
     one group if there are groups.
@@ -241,26 +250,31 @@ def group_quantized_gemm(
     multiple: tl.constexpr = SIZE % DEPTH == 0
     half: tl.constexpr = DEPTH // 2
     groups: tl.constexpr = 1 if GROUP == 0 else (SIZE + GROUP - 1) // GROUP
-    scales_at = scales_ptr + columns.to(tl.int64) * groups
+    first_group = columns.to(tl.int64) * groups
     for start in tl.range(0, SIZE, DEPTH, num_stages=STAGES):
+        group = first_group if GROUP == 0 else first_group + start // GROUP
+        zero = None
+        if zeros_ptr is not None:
+            zero = tl.load(zeros_ptr + group, mask=columns < limit, other=0).to(dtype)[:, None]
         if INT4:
             codes = tma_load(weights, weight_row, start // 2, limit, groups * half, COLUMNS, half, TMA)
             low = load_rows(x_ptr, row, ok, start, SIZE, half, multiple)
             high = load_rows(x_ptr, row, ok, start + half, SIZE, half, multiple)
-            group_acc = tl.dot(to_float(codes & 15, dtype), tl.trans(low), input_precision="ieee")
-            group_acc = tl.dot(to_float(codes >> 4, dtype), tl.trans(high), group_acc, input_precision="ieee")
+            group_acc = tl.dot(to_float(codes & 15, zero, dtype), tl.trans(low), input_precision="ieee")
+            group_acc = tl.dot(to_float(codes >> 4, zero, dtype), tl.trans(high), group_acc, input_precision="ieee")
         else:
             codes = tma_load(weights, weight_row, start, limit, SIZE, COLUMNS, DEPTH, TMA).to(dtype)
+            if zeros_ptr is not None:
+                codes = codes - zero
             x = load_rows(x_ptr, row, ok, start, SIZE, DEPTH, multiple)
             if GROUP == 0:
                 acc = tl.dot(codes, tl.trans(x), acc, input_precision="ieee")
             else:
                 group_acc = tl.dot(codes, tl.trans(x), input_precision="ieee")
         if GROUP != 0:
-            scale = tl.load(scales_at + start // GROUP, mask=columns < limit, other=0.0)
-            acc += group_acc * scale[:, None]
+            acc += group_acc * tl.load(scales_ptr + group, mask=columns < limit, other=0.0)[:, None]
     if GROUP == 0:
-        acc = acc * tl.load(scales_at, mask=columns < limit, other=0.0)[:, None]
+        acc = acc * tl.load(scales_ptr + first_group, mask=columns < limit, other=0.0)[:, None]
     return acc
 
 
@@ -269,7 +283,7 @@ DEQUANTIZE_TILE = 32, 64  # rows and columns per program; twice as many columns 
 
 @triton.jit
 def _dequantize(
-    values_ptr, scales_ptr, out_ptr, rows,
+    values_ptr, scales_ptr, zeros_ptr, out_ptr, rows,
     SIZE: tl.constexpr, STORED: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, FOUR: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -280,27 +294,33 @@ def _dequantize(
     wide = row.to(tl.int64)[:, None]
     codes = tl.load(values_ptr + wide * STORED + stored[None, :], mask=ok, other=0.0)
     out_at = out_ptr + wide * SIZE
+    group = stored // (GROUP // 2 if FOUR else GROUP)
+    at = wide * GROUPS + group[None, :]
+    scale = tl.load(scales_ptr + at, mask=ok, other=0.0)
+    zero = None
+    if zeros_ptr is not None:
+        zero = tl.load(zeros_ptr + at, mask=ok, other=0).to(tl.float32)
+    out_dtype: tl.constexpr = out_ptr.dtype.element_ty
     if FOUR:
-        group = stored // (GROUP // 2)
         first = group * GROUP + stored % (GROUP // 2)
-        scale = tl.load(scales_ptr + wide * GROUPS + group[None, :], mask=ok, other=0.0)
-        low, high = to_float(codes & 15, tl.float32) * scale, to_float(codes >> 4, tl.float32) * scale
-        out_dtype: tl.constexpr = out_ptr.dtype.element_ty
+        low, high = to_float(codes & 15, zero, tl.float32) * scale, to_float(codes >> 4, zero, tl.float32) * scale
         tl.store(out_at + first[None, :], low.to(out_dtype), mask=ok & (first < SIZE)[None, :])
         second = first + GROUP // 2
         tl.store(out_at + second[None, :], high.to(out_dtype), mask=ok & (second < SIZE)[None, :])
     else:
-        scale = tl.load(scales_ptr + wide * GROUPS + (stored // GROUP)[None, :], mask=ok, other=0.0)
-        tl.store(out_at + stored[None, :], (codes.to(tl.float32) * scale).to(out_ptr.dtype.element_ty), mask=ok)
+        value = codes.to(tl.float32)
+        if zeros_ptr is not None:
+            value -= zero
+        tl.store(out_at + stored[None, :], (value * scale).to(out_dtype), mask=ok)
 
 
 def dequantize(weight: GroupQuantized, dtype: torch.dtype) -> torch.Tensor:
-    """Computes ``GroupQuantized.dequantize`` of contiguous [rows, size]."""
+    """Computes ``GroupQuantized.dequantize`` of contiguous [rows, size], with the columns as they are stored."""
     (rows, size), stored = weight.shape, weight.values.shape[-1]
     out = torch.empty(rows, size, dtype=dtype, device=weight.values.device)
     tile_rows, tile_columns = DEQUANTIZE_TILE
     _dequantize[(triton.cdiv(rows, tile_rows), triton.cdiv(stored, tile_columns))](
-        weight.values, weight.scales, out, rows, SIZE=size, STORED=stored, GROUP=weight.group,
+        weight.values, weight.scales, weight.zeros, out, rows, SIZE=size, STORED=stored, GROUP=weight.group,
         GROUPS=weight.scales.shape[-1], FOUR=weight.is_int4, ROWS=tile_rows, COLUMNS=tile_columns,
         num_warps=4,
     )  # fmt: skip
@@ -309,7 +329,7 @@ def dequantize(weight: GroupQuantized, dtype: torch.dtype) -> torch.Tensor:
 
 @triton.jit(do_not_specialize=["rows"])  # avoids a recompilation per value
 def _group_quantized_linear(
-    x_ptr, weights, scales_ptr, bias_ptr, out_ptr, rows,
+    x_ptr, weights, scales_ptr, zeros_ptr, bias_ptr, out_ptr, rows,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr, INT4: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, BIASED: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
@@ -318,8 +338,8 @@ def _group_quantized_linear(
     row, column = first_row + tl.arange(0, ROWS), first_column + tl.arange(0, COLUMNS)
     row_ok, column_ok = row < rows, column < OUTPUTS
     acc = group_quantized_gemm(
-        x_ptr, row, row_ok, weights, scales_ptr, first_column, OUTPUTS, INPUTS, GROUP, INT4, COLUMNS, ROWS, DEPTH,
-        STAGES, TMA,
+        x_ptr, row, row_ok, weights, scales_ptr, zeros_ptr, first_column, OUTPUTS, INPUTS, GROUP, INT4, COLUMNS, ROWS,
+        DEPTH, STAGES, TMA,
     )  # fmt: skip
     store_outputs(acc, bias_ptr, out_ptr, row, column, row_ok, column_ok, OUTPUTS, BIASED)
 
@@ -341,15 +361,18 @@ def group_quantized_linear(
         tile: overrides `group_quantized_tile_sizes`.
     """
     (count, inputs), outputs = x.shape, weight.shape[0]
+    if weight.order is not None:
+        x = x.index_select(1, weight.order)
     if not batch_invariant and count >= DEQUANTIZE_ROWS and x.element_size() == 2:
         return F.linear(x, dequantize(weight, x.dtype), bias)
     out = x.new_empty(count, outputs)
     config = tile or group_quantized_tile_sizes(count, weight, x.element_size(), batch_invariant=batch_invariant)
     weights = make_descriptor(weight.values, config.columns, config.depth // 2 if weight.is_int4 else config.depth)
     _group_quantized_linear[(triton.cdiv(outputs, config.columns), triton.cdiv(count, config.rows))](
-        x, weights, weight.scales, weight.scales if bias is None else bias, out, count, INPUTS=inputs, OUTPUTS=outputs,
-        GROUP=group_size(weight), INT4=weight.is_int4, ROWS=config.rows, COLUMNS=config.columns, DEPTH=config.depth,
-        STAGES=config.stages, BIASED=bias is not None, TMA=has_descriptor(weights), num_warps=config.warps,
+        x, weights, weight.scales, weight.zeros, weight.scales if bias is None else bias, out, count, INPUTS=inputs,
+        OUTPUTS=outputs, GROUP=group_size(weight), INT4=weight.is_int4, ROWS=config.rows, COLUMNS=config.columns,
+        DEPTH=config.depth, STAGES=config.stages, BIASED=bias is not None, TMA=has_descriptor(weights),
+        num_warps=config.warps,
     )  # fmt: skip
     return out
 

@@ -1,7 +1,8 @@
 """Quantized tensors and their quantization.
 
 `Fp8` has e4m3 values with one scale per row, `GroupQuantized` int8, int4 or e4m3 codes with one scale per group of
-consecutive values of a row. fp8 models quantize rows too: the kernel before a GEMM attaches the fp8 form to its output.
+consecutive values of a row, and one zero point per group if the codes are asymmetric. fp8 models quantize rows too: the
+kernel before a GEMM attaches the fp8 form to its output.
 """
 
 from __future__ import annotations
@@ -59,8 +60,13 @@ class QuantizedTensor(ABC):
         return self.values.device
 
     @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """The stored tensors that have the rows of the matrix: codes, scales, and zero points if there are any."""
+        return self.values, self.scales
+
+    @property
     def nbytes(self) -> int:
-        return self.values.nbytes + self.scales.nbytes
+        return sum(part.nbytes for part in self.parts)
 
     @property
     def max_values(self) -> torch.Tensor:
@@ -221,10 +227,16 @@ class GroupQuantized(QuantizedTensor):
         scales: float32 [..., rows, groups].
         size: logical size of a row.
         group: consecutive values that share a scale.
+        zeros: zero points, in the shape of `scales` and with the dtype and the offset of the codes: int8, or uint8 from
+            0 to 15 for int4. A value is (code - zero point) * scale. None: the zero point of a symmetric format.
+        order: int64 [size], for a matrix whose columns are stored in another order: the logical column of each stored
+            one. None: the logical order.
     """
 
     size: int
     group: int
+    zeros: torch.Tensor | None = None
+    order: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -234,8 +246,21 @@ class GroupQuantized(QuantizedTensor):
     def is_int4(self) -> bool:
         return self.values.dtype == torch.uint8
 
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        return super().parts if self.zeros is None else (*super().parts, self.zeros)
+
+    @property
+    def max_values(self) -> torch.Tensor:
+        if self.zeros is None:
+            return super().max_values
+        low, high = (0, 15) if self.is_int4 else (-128, 127)
+        zeros = self.zeros.int()
+        return self.scales.abs() * torch.maximum(zeros - low, high - zeros)
+
     def __getitem__(self, index: int | slice) -> GroupQuantized:
-        return GroupQuantized(self.values[index], self.scales[index], self.size, self.group)
+        values, scales, *zeros = (part[index] for part in self.parts)
+        return GroupQuantized(values, scales, self.size, self.group, *zeros or [None], self.order)
 
     def columns(self, inputs: range) -> tuple[slice, slice]:
         """Returns the slices of a row of `values` and of `scales` that hold these inputs.
@@ -259,27 +284,41 @@ class GroupQuantized(QuantizedTensor):
 
     def submatrix(self, rows: slice, inputs: range) -> GroupQuantized:
         codes, scales = self.columns(inputs)
+        if self.order is not None and len(inputs) != self.size:
+            raise ConfigError(
+                f"is cut at inputs {inputs.start} and {inputs.stop}, but its inputs are in activation order (g_idx is "
+                "not sorted); set --tensor-parallel-size to 1, or use a checkpoint whose desc_act is false"
+            )
         group = len(inputs) if self.group == self.size else self.group
-        return GroupQuantized(self.values[rows, codes], self.scales[rows, scales], len(inputs), group)
+        zeros = None if self.zeros is None else self.zeros[rows, scales]
+        return GroupQuantized(
+            self.values[rows, codes], self.scales[rows, scales], len(inputs), group, zeros, self.order
+        )  # fmt: skip
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         exact = torch.promote_types(dtype, torch.float32)
         codes = unpack(self.values, self.group) if self.is_int4 else self.values
-        codes, scales = codes[..., : self.size].to(exact), self.scales.to(exact)
-        if scales.shape[-1] > 1:
-            scales = scales.repeat_interleave(self.group, -1)[..., : self.size]
-        return codes.mul_(scales).to(dtype)
+        codes = codes[..., : self.size].to(exact)
+        if self.zeros is not None:
+            codes.sub_(self._per_column(self.zeros.to(exact) - (8 if self.is_int4 else 0)))
+        result = codes.mul_(self._per_column(self.scales.to(exact))).to(dtype)
+        return result if self.order is None else torch.empty_like(result).index_copy_(-1, self.order, result)
+
+    def _per_column(self, x: torch.Tensor) -> torch.Tensor:
+        """Repeats one number per group for each value of a row."""
+        return x if x.shape[-1] == 1 else x.repeat_interleave(self.group, -1)[..., : self.size]
 
 
 def empty_group_quantized(
-    shape: tuple[int, ...], dtype: torch.dtype, group: int, device: torch.device
+    shape: tuple[int, ...], dtype: torch.dtype, group: int, device: torch.device, *, asymmetric: bool = False
 ) -> GroupQuantized:
     """Allocates a tensor of logical shape [..., rows, size] with codes of `dtype`, uninitialized."""
     *rows, size = shape
     groups = -(-size // group)
     stored = groups * group // 2 if dtype == torch.uint8 else size
     scales = torch.empty(*rows, groups, dtype=torch.float32, device=device)
-    return GroupQuantized(torch.empty(*rows, stored, dtype=dtype, device=device), scales, size, group)
+    zeros = torch.empty(*rows, groups, dtype=dtype, device=device) if asymmetric else None
+    return GroupQuantized(torch.empty(*rows, stored, dtype=dtype, device=device), scales, size, group, zeros)
 
 
 def pack(codes: torch.Tensor, group: int) -> torch.Tensor:
@@ -302,19 +341,17 @@ def unpack(values: torch.Tensor, group: int) -> torch.Tensor:
 
 def quantize_rows(x: torch.Tensor) -> GroupQuantized:
     """Quantizes to int8 codes with one scale per row; the largest absolute value of a row has code 127."""
-    x = x.float()
-    scales = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=MIN_SCALE)
-    return GroupQuantized((x / scales).round_().to(torch.int8), scales, x.shape[-1], x.shape[-1])
+    return quantize_blocks(x, x.shape[-1], torch.int8)
 
 
-def quantize_blocks(x: torch.Tensor, group: int) -> GroupQuantized:
-    """Quantizes to e4m3 codes with one scale per group; its largest absolute value has the largest code."""
+def quantize_blocks(x: torch.Tensor, group: int, dtype: torch.dtype = E4M3) -> GroupQuantized:
+    """Quantizes to e4m3 or int8 codes with one scale per group; its largest absolute value has the largest code."""
     x = x.float()
     size = x.shape[-1]
     groups = F.pad(x, (0, -size % group)).unflatten(-1, (-1, group))
-    scales = (groups.abs().amax(-1) / FP8_MAX).clamp(min=MIN_SCALE)
-    values = (groups / scales[..., None]).flatten(-2)[..., :size].to(E4M3)
-    return GroupQuantized(values, scales, size, group)
+    scales = (groups.abs().amax(-1) / MAX_CODE[dtype]).clamp(min=MIN_SCALE)
+    values = (groups / scales[..., None]).flatten(-2)[..., :size]
+    return GroupQuantized((values.round_() if dtype == torch.int8 else values).to(dtype), scales, size, group)
 
 
 def quantize_groups(x: torch.Tensor, group: int) -> GroupQuantized:

@@ -76,7 +76,8 @@ class QuantizedWeight(Weight):
     def _load_rows(self, at: tuple[int, ...], rows: range, inputs: range, source: torch.Tensor) -> None:
         """Quantizes `source` [len(rows), len(inputs)] and stores it in matrix `at` of the stack."""
         codes, scales = self.columns(inputs)
-        stored = self.kernel_arg.values[at][:, codes], self.kernel_arg.scales[at][..., scales]
+        values, *others = self.kernel_arg.parts
+        stored = values[at][:, codes], *(part[at][..., scales] for part in others)
         result = self.pack(source.to(stored[0].device))
         require_finite(result.max_values.to(self.dtype), source)
         self._store_rows(rows, stored, result)
@@ -95,12 +96,14 @@ class QuantizedWeight(Weight):
         """Stores a slice of the part of the weight that this rank stores."""
         if type(packed) is not type(self.kernel_arg) or packed.values.dtype != self.kernel_arg.values.dtype:
             raise AssertionError(f"{type(packed).__name__} of {packed.values.dtype} is no such format")
-        if packed.scales.shape[1:] != self.kernel_arg.scales.shape[len(self.shape) - 1 :]:
-            raise AssertionError("its scales belong to other groups")
+        if [part.shape[1:] for part in packed.parts] != [
+            part.shape[len(self.shape) - 1 :] for part in self.kernel_arg.parts
+        ]:
+            raise AssertionError("it has other groups, or zero points where this format has none, or none")
         require_finite(packed.max_values.to(self.dtype), packed.max_values)
         *stack_dims, outputs, _ = part.ranges
         at = tuple(each.start for each in stack_dims)
-        self._store_rows(outputs, (self.kernel_arg.values[at], self.kernel_arg.scales[at]), packed)
+        self._store_rows(outputs, tuple(part[at] for part in self.kernel_arg.parts), packed)
         return math.prod(packed.shape)
 
     def columns(self, inputs: range) -> tuple[slice, slice]:
@@ -109,14 +112,14 @@ class QuantizedWeight(Weight):
             raise AssertionError(f"got {len(inputs)} of the {self.shape[-1]} inputs that share a scale")
         return slice(None), slice(None)
 
-    def _store_rows(self, rows: range, stored: tuple[torch.Tensor, torch.Tensor], result: Any) -> None:
-        """Stores `rows` of the matrix whose codes and scales are `stored`."""
+    def _store_rows(self, rows: range, stored: tuple[torch.Tensor, ...], result: QuantizedTensor) -> None:
+        """Stores `rows` of the matrix whose codes, scales and zero points are `stored`."""
         if not self.interleaved:
-            for stored_tensor, source in zip(stored, (result.values, result.scales), strict=True):
+            for stored_tensor, source in zip(stored, result.parts, strict=True):
                 stored_tensor[rows.start : rows.stop] = source
             return
         index = interleaved_index(rows, self.shape[-2] // 2, stored[0].device)
-        for stored_tensor, source in zip(stored, (result.values, result.scales), strict=True):
+        for stored_tensor, source in zip(stored, result.parts, strict=True):
             raw = torch.uint8 if stored_tensor.element_size() == 1 else stored_tensor.dtype  # e4m3 has no index_copy_
             stored_tensor.view(raw).index_copy_(0, index, source.view(raw))
 

@@ -60,6 +60,7 @@ GROUPS = [
         (35, 200, kind) for kind in quantized_cases.KINDS)),
     *table("linear", quantized_cases.check_group_quantized_linear, DOTS[1:], *(
         (33, 200, 36, True, kind) for kind in quantized_cases.KINDS)),
+    *table("activation order", quantized_cases.check_column_order, DOTS[:1], (5, 80, 36)),
     *table("moe", quantized_cases.check_group_quantized_moe, DOTS[1:], *(
         (70, 40, 24, 3, 2, True, False, kind) for kind in quantized_cases.KINDS)),
     *table("each nvfp4 product", quantized_cases.check_every_nvfp4_product, DOTS, ()),
@@ -111,6 +112,7 @@ def test_fp8_moe(rows, hidden, width, experts, top_k, described):
     [
         ("int4", 1, 16, 8), ("int4_32", 20, 80, 100), ("int8", 70, 160, 70), ("blocks", 20, 200, 130),
         ("int4", 70, 256, 36), ("nvfp4", 1, 16, 8), ("nvfp4", 20, 80, 100), ("nvfp4", 70, 256, 36),
+        ("int4 asymmetric", 20, 200, 70), ("int8 asymmetric", 20, 80, 36), ("int8_64 asymmetric", 20, 200, 36),
     ],
 )  # fmt: skip
 def test_linear(kind, rows, inputs, outputs, described):
@@ -122,6 +124,7 @@ def test_linear(kind, rows, inputs, outputs, described):
     [
         ("int4", 5, 48, 12, 12, 1), ("int8", 70, 40, 24, 3, 2), ("blocks", 20, 144, 40, 2, 1),
         ("int4", 40, 144, 24, 1, 1), ("nvfp4", 5, 48, 12, 12, 1), ("nvfp4", 70, 144, 40, 3, 2),
+        ("int4_64 asymmetric", 20, 144, 24, 3, 2),
     ],
 )  # fmt: skip
 def test_moe(kind, rows, hidden, width, experts, top_k, described):

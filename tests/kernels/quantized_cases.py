@@ -6,6 +6,7 @@ dequantized values, within the rounding error of eight bits.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -267,18 +268,26 @@ def fp8_moe_expected(
 
 Some = torch.Tensor | slice  # which rows
 Kernel = Callable[[Some], tuple[torch.Tensor, ...]]
-KINDS = ("int8", "int4", "int4_32", "blocks", "nvfp4")
+KINDS = ("int8", "int4", "int4_32", "blocks", "nvfp4", "int4_32 asymmetric", "int8_64 asymmetric")
 
 
 def quantized(x: torch.Tensor, kind: str) -> GroupQuantized | Nvfp4:
     """Returns `x` quantized to a format. "blocks": e4m3 with a scale per 128 inputs."""
     if kind == "nvfp4":
         return quantize_nvfp4(x)
-    if kind == "int8":
-        return quantize_rows(x)
-    if kind == "blocks":
-        return quantize_blocks(x, 128)
-    return quantize_groups(x, int(kind.partition("_")[2] or 128))
+    if kind.endswith(" asymmetric"):
+        return any_zeros(quantized(x, kind.removesuffix(" asymmetric")))
+    format, _, group = kind.partition("_")
+    if format == "int8":
+        return quantize_blocks(x, int(group), torch.int8) if group else quantize_rows(x)
+    return quantize_blocks(x, 128) if format == "blocks" else quantize_groups(x, int(group or 128))
+
+
+def any_zeros(x: GroupQuantized) -> GroupQuantized:
+    """Returns the codes and scales of `x` with zero points of all values; those of a row depend on its scales only."""
+    bits = x.scales.view(torch.int32)
+    zeros = (bits & 15).to(torch.uint8) if x.is_int4 else bits.to(torch.int8)
+    return replace(x, zeros=zeros, scales=x.scales / (1 if x.is_int4 else 4))
 
 
 def check_group_quantized_linear(
@@ -302,6 +311,17 @@ def check_every_nvfp4_product(dtype: torch.dtype, device: str) -> None:
     weight = Nvfp4.of(codes, scales, torch.ones((), device=device))
     out = nvfp4_linear(torch.eye(16, dtype=dtype, device=device), weight, None)
     assert torch.equal(out.double(), weight.dequantize(torch.float64).T)
+
+
+def check_column_order(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: str) -> None:
+    """Checks a weight whose columns are stored in another order."""
+    x = random(rows, inputs, dtype=dtype, device=device, seed=61)
+    stored = quantized(random(outputs, inputs, dtype=dtype, device=device, seed=62, scale=inputs**-0.5), "int4_32")
+    order = torch.randperm(inputs, generator=torch.Generator().manual_seed(63)).to(device)
+    weight, expected = replace(stored, order=order), x.new_zeros(outputs, inputs, dtype=torch.float64)
+    expected[:, order] = stored.dequantize(torch.float64)
+    assert torch.equal(weight.dequantize(torch.float64), expected)
+    assert_near(linear.group_quantized_linear(x, weight, None), x.double() @ expected.T, dtype)
 
 
 def check_dequantize(rows: int, size: int, kind: str, dtype: torch.dtype, device: str) -> None:

@@ -45,11 +45,15 @@ KERNELS = [
         *table("experts of awkward sizes", quantized_cases.check_group_quantized_moe, ALL, *(
             (130, *shape, False, False, kind) for shape in AWKWARD), activation="gelu_tanh"))),
     *table("experts in mini's shape", quantized_cases.check_group_quantized_moe, HALF, *(
-        (rows, 2048, 512, 256, 8, True, False, kind) for rows in (32, 1024) for kind in ("int8", "int4", "nvfp4"))),
+        (rows, 2048, 512, 256, 8, True, False, kind) for rows in (32, 1024)
+        for kind in ("int8", "int4", "nvfp4", "int4 asymmetric"))),
     *table("each nvfp4 product", quantized_cases.check_every_nvfp4_product, ALL, ()),
     *table("experts in the shape of DiffusionGemma", quantized_cases.check_group_quantized_moe, HALF, *(
         (rows, 2816, 704, 128, 8, False, crowded, "nvfp4") for rows in (1, 256, 2048) for crowded in (False, True)),
         activation="gelu_tanh"),
+    *table("linear", quantized_cases.check_group_quantized_linear, HALF, *(
+        (rows, *MINI, kind) for rows in (1, 150, 2048) for kind in ("int4 asymmetric", "int8 asymmetric"))),
+    *table("activation order", quantized_cases.check_column_order, ALL, (1, 2048, 3072), (600, 200, 36)),
 ]  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Tests of the formats of quantized weights: quantization of a checkpoint's tensors, errors, refusals and memory."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,12 +23,13 @@ from runtime.kernels.quantized_tensor import (
 )
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import resolve_family
+from runtime.parameters.sharding import Shard
 from runtime.parameters.weight import UnquantizedWeight, named_weights
 from runtime.quantization import base
 from runtime.quantization.base import QuantizedWeight, get_format
 
 CPU = torch.device("cpu")
-GROUPS = ("int8", "int4", "int4_32", "fp8_blocks", "nvfp4")
+GROUPS = ("int8", "int4", "int4_32", "fp8_blocks", "nvfp4", "int4_64_asymmetric", "int8_32_asymmetric")
 NAMES = (*GROUPS, "fp8")
 groups = pytest.mark.parametrize("name", GROUPS)
 names = pytest.mark.parametrize("name", NAMES)
@@ -41,7 +44,22 @@ def rounded(name: str, x: torch.Tensor) -> GroupQuantized | Nvfp4:
         return quantize_nvfp4(x)
     if name.startswith("fp8"):
         return quantize_blocks(x, 128) if name == "fp8_blocks" else quantize_fp8_reference(x)
-    return quantize_rows(x) if name == "int8" else quantize_groups(x, 32 if name == "int4_32" else 128)
+    if name == "int8":
+        return quantize_rows(x)
+    if name == "int8_32_asymmetric":
+        packed = quantize_blocks(x, 32, torch.int8)
+        return replace(packed, zeros=torch.zeros_like(packed.scales, dtype=torch.int8))
+    packed = quantize_groups(x, {"int4_32": 32, "int4_64_asymmetric": 64}.get(name, 128))
+    symmetric = torch.full_like(packed.scales, 8, dtype=torch.uint8)
+    return replace(packed, zeros=symmetric) if "asymmetric" in name else packed
+
+
+def shifted(packed: GroupQuantized) -> GroupQuantized:
+    """Returns other zero points, if there are any."""
+    if getattr(packed, "zeros", None) is None:
+        return packed
+    count = torch.arange(packed.zeros.numel()).view(packed.zeros.shape) % 16
+    return replace(packed, zeros=count.to(packed.zeros.dtype))
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
@@ -150,10 +168,10 @@ def test_parts_in_any_order_form_the_full_weight(monkeypatch, name, piece, inter
         assert weight.load(index, values[index]) == values[index].numel()
     expected = rounded(name, values)
     torch.testing.assert_close(weight.tensor, expected.dequantize(torch.float32), rtol=0, atol=0)
-    for part in ("values", "scales"):
-        stored, right = (bits(getattr(of, part)).view(5, 32, -1) for of in (weight.kernel_arg, expected))
+    for pair in zip(weight.kernel_arg.parts, expected.parts, strict=True):
+        stored, right = (bits(part).view(5, 32, -1) for part in pair)
         assert torch.equal(stored, interleave_gate_up(right) if interleaved else right)
-    assert (weight.size, weight.nbytes) == (5 * 32 * 24, expected.values.nbytes + expected.scales.nbytes)
+    assert (weight.size, weight.nbytes) == (5 * 32 * 24, sum(part.nbytes for part in expected.parts))
     matrix = weight_of(name, 48, 24)
     for first, last in ((16, 32), (0, 16), (32, 48)):
         assert matrix.load((slice(first, last),), normal(48, 24)[first:last]) == 16 * 24
@@ -165,10 +183,10 @@ def test_parts_in_any_order_form_the_full_weight(monkeypatch, name, piece, inter
 def test_codes_of_a_checkpoint_are_stored_unchanged(name, interleaved):
     """Covers the gate and up halves of experts, loaded one by one, and a submatrix."""
     values = normal(3, 32, 200)
-    weight, selected = weight_of(name, 3, 32, 200, interleaved=interleaved), rounded(name, values)
+    weight, selected = weight_of(name, 3, 32, 200, interleaved=interleaved), shifted(rounded(name, values))
     for expert in range(3):
         for half in (slice(16, 32), slice(0, 16)):
-            assert weight.load_quantized((expert, half), rounded(name, values[expert, half])) == 16 * 200
+            assert weight.load_quantized((expert, half), selected[expert].submatrix(half, range(200))) == 16 * 200
     assert torch.equal(weight.tensor, selected.dequantize(torch.float32))
     with pytest.raises(ConfigError, match=r"^is \[32, 200\], not \[16, 200\]$"):
         weight.load_quantized((0, slice(0, 16)), selected[0])
@@ -177,6 +195,28 @@ def test_codes_of_a_checkpoint_are_stored_unchanged(name, interleaved):
     assert torch.equal(unquantized.tensor, weight.tensor[1])
     part = selected[0].submatrix(slice(4, 8), range(128, 200))
     assert torch.equal(part.dequantize(torch.float32), weight.tensor[0, 4:8, 128:])
+
+
+def test_columns_in_activation_order_are_refused_where_they_would_be_wrong():
+    """One order per matrix, no experts, and no split of the inputs; else outputs would be wrong."""
+    packed, order = rounded("int4_32", normal(6, 64)), torch.arange(64).flip(0)
+    ordered = replace(packed, order=order)
+    weight = weight_of("int4_32", 12, 64)
+    assert weight.load_quantized((slice(0, 6),), ordered) == 6 * 64
+    for other in (packed, replace(packed, order=torch.arange(64).roll(1))):
+        with pytest.raises(ConfigError, match=r"in another activation order .* than other parts of the same weight"):
+            weight.load_quantized((slice(6, 12),), other)
+    assert weight.load_quantized((slice(6, 12),), ordered) == 6 * 64
+    expected = torch.cat([packed.dequantize(torch.float32).flip(1)] * 2)
+    assert torch.equal(weight.tensor, expected)
+    torch.testing.assert_close(weight.matmul(normal(3, 64)), normal(3, 64) @ expected.T)
+    stack = weight_of("int4_32", 3, 6, 64)
+    for experts, index in ((stack, (1,)), (stack.select(2), ())):
+        with pytest.raises(ConfigError, match=r"activation order .* not supported for experts; use a checkpoint whose"):
+            experts.load_quantized(index, ordered)
+    half = weight_of("int4_32", 6, 32).with_shard(Shard(-1, 64, (range(32),)))
+    with pytest.raises(ConfigError, match=r"activation order .* set --tensor-parallel-size to 1"):
+        half.load_quantized((), ordered)
 
 
 def test_inputs_may_be_split_only_between_groups():
