@@ -118,9 +118,9 @@ def report(sizing: Sizing, memory: DeviceMemory) -> str:
         tokens = left // size.page * size.page_size
         lines.append(f"{'tokens for which the KV cache then has memory, about':<52}{tokens:>16,}")
     lines.append("")
-    for other in (sizing, *sizing.quantizations(memory)):
-        lines.append(f"{other.quantization or dtype:<10}{_verdict(other, memory)}")
-    return "\n".join(lines)
+    others = {other.quantization or dtype: other for other in (sizing, *sizing.quantizations(memory))}
+    width = max(map(len, others)) + 2
+    return "\n".join([*lines, *(f"{name:<{width}}{_verdict(other, memory)}" for name, other in others.items())])
 
 
 def _peak(sizing: Sizing, size: Footprint) -> int:

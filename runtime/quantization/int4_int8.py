@@ -76,7 +76,7 @@ class GroupQuantizedWeight(QuantizedWeight):
         elif order is not held and (order is None or held is None or not torch.equal(order, held)):
             raise ConfigError(
                 "has its inputs in another activation order (g_idx) than other parts of the same weight; use a "
-                "checkpoint whose desc_act is false"
+                "checkpoint whose desc_act is false, and leave --pre-merge-lora out"
             )
 
 

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-QUANTIZATION_FILE = "hf_quant_config.json"  # of ModelOpt
+QUANTIZATION = "quantization_config"  # of config.json; tools may write it to a file of its own
+MODELOPT_FILE = "hf_quant_config.json"
+GPTQ_FILE = "quantize_config.json"
 # First letters of other safetensors files beside shards without an index: adapters of PEFT and MLX, the weights in the
 # authors' own format, and states of a training.
 OTHER_FILES = ("adapter", "consolidated", "optimizer")
@@ -359,18 +361,23 @@ def _open(path: Path, *, has_weights: bool) -> Checkpoint:
 
 
 def _with_quantization(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns config.json with ModelOpt's own file, which may repeat its quantization_config, or have all of it."""
-    own = checkpoint_files.read_json(path, QUANTIZATION_FILE)
-    stated = config.get("quantization_config")
+    """Returns config.json with the quantization of a file of its own.
+
+    That of ModelOpt may repeat fields of config.json. That of GPTQ is not read if config.json has a quantization.
+    """
+    stated = config.get(QUANTIZATION)
+    if stated is None and (gptq := checkpoint_files.read_json(path, GPTQ_FILE)) is not None:
+        return config | {QUANTIZATION: {"quant_method": "gptq"} | gptq}
+    own = checkpoint_files.read_json(path, MODELOPT_FILE)
     if own is None or not (stated is None or isinstance(stated, dict)):
         return config
     if stated is not None and stated.get("quant_method", "modelopt") != "modelopt":
         return config
     fields = own.get("quantization")
     if not isinstance(fields, dict):
-        raise ConfigError(f"{path / QUANTIZATION_FILE} has no object quantization; it says how weights are quantized")
+        raise ConfigError(f"{path / MODELOPT_FILE} has no object quantization; it says how weights are quantized")
     known = {name: value for name, value in (stated or {}).items() if value is not None}
-    return config | {"quantization_config": {"quant_method": "modelopt"} | fields | known}
+    return config | {QUANTIZATION: {"quant_method": "modelopt"} | fields | known}
 
 
 def open_tensors(path: str, name: object) -> Any:

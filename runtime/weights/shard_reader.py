@@ -126,7 +126,8 @@ def group_tensors(names: Collection[str], quantization: CheckpointQuantization |
         scheme = quantization.scheme_of(module)
         if module + WEIGHT in names:
             found[WEIGHT] = module + WEIGHT
-        own = {ending: found[ending] for ending in scheme.suffixes if ending in found}
+        optional = {ending: module + ending for ending in scheme.optional_suffixes if module + ending in names}
+        own = {ending: found[ending] for ending in scheme.suffixes if ending in found} | optional
         lost += [module + ending for ending in scheme.suffixes if ending not in own]
         taken |= {*own.values(), *(module + ending for ending in scheme.ignored_suffixes)}
         quantized[module + WEIGHT] = StoredParts(scheme, own)

@@ -18,7 +18,7 @@ from tests.oracle.tiny import write_tiny
 from tests.quantization.quantized_files import LAYOUTS, write_both
 
 CASES = [(layout, 1) for layout in LAYOUTS] + [("int4, groups of 32", 2), ("nvfp4, compressed", 2), ("fp8, blocks", 2)]
-QUICK = [*CASES[-1:], ("nvfp4, modelopt", 1)]
+QUICK = [*CASES[-1:], ("nvfp4, modelopt", 1), ("AWQ", 1)]
 ROUNDED = 0.2  # for fp8, where each rank quantizes its own shard of the activations
 
 
@@ -67,7 +67,9 @@ def test_unquantized_weights(pair, unquantized, tmp_path, is_unquantized, layout
 
 @pytest.mark.parametrize("dim", [-3, -2, -1])
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("format", ["fp8", "fp8_blocks", "int8", "int4", "nvfp4"])
+@pytest.mark.parametrize(
+    "format", ["fp8", "fp8_blocks", "int8", "int4", "nvfp4", "int4_64_asymmetric", "int8_128_asymmetric"]
+)
 def test_shards_have_the_unchanged_codes(format, interleaved, dim):
     """Checks the shards of two experts, also where a shard boundary is inside a block of 128 rows."""
     shape, device = (2, 384, 512), torch.device("cpu")

@@ -13,9 +13,19 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.quantization import packed_integers
+from tests.quantization.packed_integers import awq_config, gptq_config
+
 Tensors = dict[str, torch.Tensor]
 Made = tuple[Tensors, torch.Tensor]  # tensors of a weight by suffix, and the dequantized weight
-UNQUANTIZED = ("word_embeddings.weight", "lm_head.weight", "mlp.gate.weight", "norm.weight", "layernorm.weight")
+UNQUANTIZED = (
+    "word_embeddings.weight",
+    "embed_tokens.weight",
+    "lm_head.weight",
+    "mlp.gate.weight",
+    "norm.weight",
+    "layernorm.weight",
+)
 WEIGHTS = {"dynamic": False, "symmetric": True, "actorder": None, "observer": "minmax", "block_structure": None}
 
 
@@ -179,6 +189,55 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Made], str]] =
     "fp8, modelopt channels": (modelopt("FP8_PER_CHANNEL_PER_TOKEN"), scaled(E4M3, True), "fp8"),
     "fp8, modelopt blocks": (modelopt("FP8_PB_WO"), modelopt_blocks, "fp8_blocks"),
     "fp8, one scale": (FP8 | {"activation_scheme": "static"}, scaled(E4M3, False, True), "fp8"),
+    "int4, zero points": (
+        compressed("pack-quantized", num_bits=4, strategy="group", group_size=32, symmetric=False, **INT),
+        packed_integers.packed(4, 32, symmetric=False), "int4_32_asymmetric",
+    ),
+    "int4, outputs, zero points": (
+        compressed("pack-quantized", num_bits=4, strategy="channel", symmetric=False, **INT),
+        packed_integers.packed(4, -1, symmetric=False), "int4_asymmetric",
+    ),
+    "int8, packed": (
+        compressed("pack-quantized", num_bits=8, strategy="channel", **INT),
+        packed_integers.packed(8, -1, symmetric=True), "int8",
+    ),
+    "int8, packed groups of 32": (
+        compressed("pack-quantized", num_bits=8, strategy="group", group_size=32, **INT),
+        packed_integers.packed(8, 32, symmetric=True), "int8_32",
+    ),
+    "int8, packed, zero points": (
+        compressed("pack-quantized", num_bits=8, strategy="group", group_size=32, symmetric=False, **INT),
+        packed_integers.packed(8, 32, symmetric=False), "int8_32_asymmetric",
+    ),
+    "int8, zero points": (
+        compressed("int-quantized", num_bits=8, strategy="channel", symmetric=False, **INT),
+        packed_integers.int8_with_zero_points, "int8_asymmetric",
+    ),
+    "GPTQ": (gptq_config(4, 32), packed_integers.gptq(4, 32, sym=True), "int4_32"),
+    "GPTQ, groups of 256": (gptq_config(4, 256), packed_integers.gptq(4, 256, sym=True), "int4"),
+    "GPTQ, zero points": (gptq_config(4, 32, sym=False), packed_integers.gptq(4, 32, sym=False),
+                          "int4_32_asymmetric"),
+    "GPTQ v2, zero points": (
+        gptq_config(4, 64, sym=False, checkpoint_format="gptq_v2"), packed_integers.gptq(4, 64, sym=False, v2=True),
+        "int4_64_asymmetric",
+    ),
+    "GPTQ, outputs, without g_idx": (gptq_config(4, -1, sym=False),
+                                     packed_integers.gptq(4, -1, sym=False, index=False), "int4_asymmetric"),
+    "GPTQ, 8 bits": (gptq_config(8, 32), packed_integers.gptq(8, 32, sym=True), "int8_32"),
+    "GPTQ, 8 bits, outputs, zero points": (gptq_config(8, -1, sym=False), packed_integers.gptq(8, -1, sym=False),
+                                           "int8_asymmetric"),
+    "AWQ": (awq_config(32), packed_integers.awq(32), "int4_32_asymmetric"),
+    "AWQ, symmetric": (awq_config(32, zero_point=False), packed_integers.awq(32, zero_point=False), "int4_32"),
+    "AWQ gemv": (awq_config(32, version="GEMV"), packed_integers.awq(32, "gemv"), "int4_32_asymmetric"),
+}  # fmt: skip
+# With inputs in activation order, which experts and several ranks do not support.
+ACTIVATION_ORDER: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Made], str]] = {
+    "GPTQ, activation order": (gptq_config(4, 32, desc_act=True), packed_integers.gptq(4, 32, sym=True, act=True),
+                               "int4_32"),
+    "GPTQ, activation order, zero points": (
+        gptq_config(4, 32, sym=False, desc_act=True), packed_integers.gptq(4, 32, sym=False, act=True),
+        "int4_32_asymmetric",
+    ),
 }  # fmt: skip
 
 
@@ -199,8 +258,8 @@ def write_both(
 
     `layout` may have several: the layout of modules that a regular expression after "re:" matches, in this order.
     """
-    layouts = {"re:": layout} if isinstance(layout, str) else layout
-    stated = LAYOUTS[layout][0] if isinstance(layout, str) else mixed(layout)
+    layouts, known = {"re:": layout} if isinstance(layout, str) else layout, LAYOUTS | ACTIVATION_ORDER
+    stated = known[layout][0] if isinstance(layout, str) else mixed(layout)
     config = json.loads((source / "config.json").read_text())
     quantized: Tensors = {}
     unquantized: Tensors = {}
@@ -210,7 +269,7 @@ def write_both(
             continue
         module = name.removesuffix(".weight")
         own = next(each for target, each in layouts.items() if re.match(target.removeprefix("re:"), module))
-        parts, unquantized[name] = LAYOUTS[own][1](tensor.float())
+        parts, unquantized[name] = known[own][1](tensor.float())
         quantized |= {f"{module}.{ending}": part.contiguous() for ending, part in parts.items()}
     for folder, tensors, more in (("kept", quantized, {"quantization_config": stated}), ("whole", unquantized, {})):
         (directory / folder).mkdir(parents=True)

@@ -1,5 +1,6 @@
-"""The method "compressed-tensors": int4 packed in int32, int8, e4m3 or e2m1; symmetric, with scales per group, output
-or tensor. Each group of modules may have its own format.
+"""The method "compressed-tensors": integers packed in int32, int8, e4m3 or e2m1; a scale per group, output or tensor.
+
+Integers may have a zero point per scale. Each group of modules may have its own format.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.nvfp4 import GROUP
-from runtime.kernels.quantized_tensor import GroupQuantized, QuantizedTensor, pack
+from runtime.kernels.quantized_tensor import GroupQuantized, QuantizedTensor
 from runtime.quantization.checkpoint.fp8 import BlockScale, ChannelScale, channel_scales, is_block
+from runtime.quantization.checkpoint.integers import STORED_GROUPS, IntegerScheme, checked, flag_of
 from runtime.quantization.checkpoint.nvfp4 import MX_GROUP, CompressedNvfp4, Mxfp4
 from runtime.quantization.checkpoint.scheme import (
     FIELD,
@@ -25,70 +27,68 @@ from runtime.quantization.checkpoint.scheme import (
     refuse,
     register_method,
 )
+from runtime.quantization.int4_int8 import format_key
 
-CODES_PER_INT32 = 8  # int4 codes per int32, the first in the lowest bits; each is stored plus 8
-GROUP_SIZES = (32, 64, 128)
+ZERO_POINT = ".weight_zero_point"
 REGEX = "re:"  # begins a regular expression in a list of modules
 SUPPORTED = (
-    "pack-quantized with 4 bits, int-quantized with 8, float-quantized with 8, nvfp4-pack-quantized and "
-    "mxfp4-pack-quantized, all symmetric"
+    "pack-quantized with 4 or 8 bits, int-quantized with 8, and symmetric float-quantized with 8, nvfp4-pack-quantized "
+    "and mxfp4-pack-quantized"
 )
 
 
-class Int4(QuantScheme):
-    label = "int4"
-    flag = "int4"
-    suffixes = (".weight_packed", ".weight_scale", ".weight_shape")
+class PackedIntegers(IntegerScheme):
+    """int32 words of integers along the inputs, and zero points along the outputs, all plus `middle`."""
 
-    def __init__(self, group: int | None) -> None:
-        """`group`: inputs per scale; None for one scale per output."""
-        self.group = group
-        self.stored_group = group if group in GROUP_SIZES else 128
-        self.format = "int4" if self.stored_group == 128 else f"int4_{self.stored_group}"
+    def __init__(self, bits: int, group: int | None, *, asymmetric: bool) -> None:
+        super().__init__(bits, group, asymmetric=asymmetric)
+        zeros = (ZERO_POINT,) if asymmetric else ()
+        self.suffixes = (".weight_packed", ".weight_scale", ".weight_shape", *zeros)
 
     def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
         stated_shape = read(".weight_shape")
         outputs, inputs = shape = (
             [int(size) for size in stated_shape.flatten().tolist()] if stated_shape.numel() == 2 else [0, 0]
         )
-        packed_ints = shape_of(".weight_packed")
-        if packed_ints != [outputs, -(-inputs // CODES_PER_INT32)]:
-            raise ConfigError(f"is {packed_ints} words, but says that it is {shape}")
+        words = shape_of(".weight_packed")
+        if words != [outputs, -(-inputs // self.per_word)]:
+            raise ConfigError(f"is {words} words, but says that it is {shape}")
         return shape
 
     def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
-        packed_ints, scales, stated_shape = (read(ending) for ending in self.suffixes)
-        if packed_ints.dtype != torch.int32:
-            raise ConfigError(f"is packed as {packed_ints.dtype}, not torch.int32")
-        outputs, inputs = (int(size) for size in stated_shape.tolist())
-        expected = [outputs, 1 if self.group is None else -(-inputs // self.group)]
-        if list(scales.shape) != expected:
-            raise ConfigError(f"has scales of {list(scales.shape)}, not {expected}")
-        packed_ints = packed_ints.to(device)
-        codes = torch.stack(
-            [(packed_ints >> 4 * position & 15).to(torch.int8) for position in range(CODES_PER_INT32)], -1
-        )
-        codes = codes.flatten(-2)[:, :inputs] - 8
-        groups = -(-inputs // self.stored_group)
-        repeats = groups if self.group is None else self.group // self.stored_group
-        scales = scales.to(device, torch.float32).repeat_interleave(repeats, 1)[:, :groups]
-        return GroupQuantized(pack(codes, self.stored_group), scales, inputs, self.stored_group)
+        outputs, inputs = (int(size) for size in read(".weight_shape").tolist())
+        words = [outputs, -(-inputs // self.per_word)]
+        codes = checked(read(".weight_packed"), ".weight_packed", words, torch.int32).to(device)
+        groups = self.groups(inputs)
+        scales = checked(read(".weight_scale"), ".weight_scale", [outputs, groups], torch.float32).to(device)
+        zeros = None
+        if self.asymmetric:
+            packed = checked(read(ZERO_POINT), ZERO_POINT, [-(-outputs // self.per_word), groups], torch.int32)
+            zeros = self.unpack(packed.t())[:, :outputs].t()
+        return self.quantized(self.unpack(codes)[:, :inputs], scales, zeros)
 
 
 class Int8(QuantScheme):
     label = "int8"
-    format = "int8"
     flag = "int8"
-    suffixes = (WEIGHT, ".weight_scale")
     ignored_suffixes = (".input_scale",)  # activations are not quantized
+
+    def __init__(self, *, asymmetric: bool) -> None:
+        self.asymmetric = asymmetric
+        self.format = format_key(8, None, asymmetric=asymmetric)
+        self.suffixes = (WEIGHT, ".weight_scale", *((ZERO_POINT,) if asymmetric else ()))
 
     def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
         values = read(WEIGHT)
         if values.dtype != torch.int8 or values.dim() != 2:
             raise ConfigError(f"is {values.dtype} {list(values.shape)} with a scale, not a matrix of torch.int8")
         outputs, inputs = values.shape
-        scales = channel_scales(read(".weight_scale"), outputs, device)
-        return GroupQuantized(values.to(device), scales[:, None], inputs, inputs)
+        stored, zeros = read(".weight_scale"), None
+        scales = channel_scales(stored, outputs, device)[:, None]
+        if self.asymmetric:
+            zeros = checked(read(ZERO_POINT), ZERO_POINT, list(stored.shape), torch.int8).to(device)
+            zeros = zeros.flatten().expand(outputs)[:, None]
+        return GroupQuantized(values.to(device), scales, inputs, inputs, zeros)
 
 
 class CompressedBlockScale(BlockScale):
@@ -151,20 +151,20 @@ def matcher(targets: list[str], field: str) -> Callable[[str], bool]:
 
 def _scheme(format: str, weights: Mapping[str, Any]) -> QuantScheme:
     bits, kind, strategy = (weights.get(name) for name in ("num_bits", "type", "strategy"))
-    if not weights.get("symmetric", True):
-        raise refuse("symmetric", False, "symmetric weights, which have no weight_zero_point")
+    asymmetric = not flag_of(weights, "symmetric", default=True)
+    if asymmetric and kind != "int":
+        raise refuse("symmetric", False, f"true for weights of type {kind}")
     if weights.get("actorder") not in (None, False, "static", "weight"):
         raise refuse("actorder", weights["actorder"], "null, false, 'static' and 'weight'")
     size = weights.get("group_size")
-    if (format, bits, kind) == ("pack-quantized", 4, "int"):
+    if (format, kind) == ("pack-quantized", "int") and type(bits) is int and bits in (4, 8):
         if strategy == "channel":
-            return Int4(None)
-        if strategy == "group" and size in (*GROUP_SIZES, 256, 512, 1024):
-            return Int4(size)
-        sizes = f"{', '.join(map(str, GROUP_SIZES))}, 256, 512, 1024, or one scale per output"
-        raise refuse("group_size", size, sizes)
+            return PackedIntegers(bits, None, asymmetric=asymmetric)
+        if strategy == "group" and size in STORED_GROUPS:
+            return PackedIntegers(bits, size, asymmetric=asymmetric)
+        raise refuse("group_size", size, f"{', '.join(map(str, STORED_GROUPS))}, or one scale per output")
     if (format, bits, kind) == ("int-quantized", 8, "int") and strategy in ("channel", "tensor"):
-        return Int8()
+        return Int8(asymmetric=asymmetric)
     if (format, bits, kind) == ("float-quantized", 8, "float"):
         if strategy in ("channel", "tensor"):
             return ChannelScale()

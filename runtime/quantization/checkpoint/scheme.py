@@ -27,6 +27,7 @@ class QuantScheme(ABC):
     format: str  # format of the weights (``quantization/base.py``)
     flag: str  # equivalent value of --quantization
     suffixes: tuple[str, ...]  # all tensors of a quantized weight
+    optional_suffixes: tuple[str, ...] = ()  # those that a checkpoint may lack; then `Read` raises KeyError
     ignored_suffixes: tuple[str, ...] = ()  # further tensors, which are ignored
 
     def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:

@@ -1,0 +1,89 @@
+"""The method "awq": int4 with a scale and a zero point per group of inputs.
+
+Version "gemm": `qweight` int32 [inputs, outputs / 8] and `qzeros` int32 [groups, outputs / 8] are packed along the
+outputs, in the order `NIBBLES`. `scales` is [groups, outputs].
+
+Version "gemv": `qweight` int32 [outputs, inputs / 8] is packed along the inputs, `qzeros` int32 [outputs, W] along the
+groups, and `scales` is [outputs, 8 * W]. Beyond the groups both are padded with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from runtime.errors import ConfigError
+from runtime.kernels.quantized_tensor import QuantizedTensor
+from runtime.quantization.checkpoint.integers import IntegerScheme, checked, flag_of, group_size_of
+from runtime.quantization.checkpoint.scheme import CheckpointQuantization, Read, refuse, register_method
+
+GEMM, GEMV = "gemm", "gemv"
+NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each four bits of a word, from the lowest
+POSITIONS = [NIBBLES.index(output) for output in range(len(NIBBLES))]  # the inverse
+GEMV_MULTIPLE = {32: 4, 64: 2}  # by group size; W is a multiple of it, else of 1
+
+
+class Awq(IntegerScheme):
+    suffixes = (".qweight", ".qzeros", ".scales")
+
+    def __init__(self, group: int | None, *, asymmetric: bool) -> None:
+        super().__init__(4, group, asymmetric=asymmetric)
+        self.label = "AWQ int4"
+
+    def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
+        words = shape_of(".qweight")
+        if len(words) != 2:
+            raise ConfigError(f"has .qweight of {words}, not a matrix")
+        return self._shape(words)
+
+    def _shape(self, words: list[int]) -> list[int]:
+        return [words[1] * self.per_word, words[0]]
+
+    def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
+        words = read(".qweight")
+        outputs, inputs = self._shape(list(words.shape))
+        if self.group is not None and inputs % self.group:
+            raise ConfigError(f"has {inputs} inputs, which groups of {self.group} do not divide")
+        words = checked(words, ".qweight", list(words.shape), torch.int32).to(device)
+        return self._quantized(read, words, outputs, self.groups(inputs))
+
+    def _quantized(self, read: Read, words: torch.Tensor, outputs: int, groups: int) -> QuantizedTensor:
+        zeros = checked(read(".qzeros"), ".qzeros", [groups, outputs // self.per_word], torch.int32)
+        scales = checked(read(".scales"), ".scales", [groups, outputs], torch.float32).to(words.device)
+        codes, zeros = (
+            self.unpack(each).view(len(each), -1, self.per_word)[..., POSITIONS].flatten(1) for each in (words, zeros)
+        )
+        return self.quantized(codes.t().contiguous(), scales.t(), zeros.t())
+
+
+class AwqGemv(Awq):
+    def _shape(self, words: list[int]) -> list[int]:
+        return [words[0], words[1] * self.per_word]
+
+    def _quantized(self, read: Read, words: torch.Tensor, outputs: int, groups: int) -> QuantizedTensor:
+        multiple = GEMV_MULTIPLE.get(self.group or 0, 1)
+        width = -(-groups // (self.per_word * multiple)) * multiple
+        zeros = checked(read(".qzeros"), ".qzeros", [outputs, width], torch.int32)
+        scales = checked(read(".scales"), ".scales", [outputs, width * self.per_word], torch.float32).to(words.device)
+        return self.quantized(self.unpack(words), scales[:, :groups], self.unpack(zeros)[:, :groups])
+
+
+def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
+    version = str(config.get("version") or config.get("checkpoint_format") or config.get("format") or GEMM).lower()
+    if version not in (GEMM, GEMV):
+        raise refuse("version", version, f"{GEMM} and {GEMV}")
+    if config.get("backend", "autoawq") == "llm-awq":
+        raise refuse("backend", config["backend"], "autoawq")
+    if config.get("bits") != 4:
+        raise refuse("bits", config.get("bits"), "4")
+    excluded = config.get("modules_to_not_convert") or []
+    if not isinstance(excluded, list) or not all(isinstance(name, str) for name in excluded):
+        raise refuse("modules_to_not_convert", excluded, "a list of parts of the names of modules")
+    asymmetric = flag_of(config, "zero_point", default=True)
+    scheme = (Awq if version == GEMM else AwqGemv)(group_size_of(config), asymmetric=asymmetric)
+    return CheckpointQuantization.uniform(scheme, lambda module: any(name in module for name in excluded))
+
+
+register_method("awq", _method)

@@ -1,0 +1,123 @@
+"""The method "gptq": integers with 4 or 8 bits, transposed, with zero points and perhaps in activation order.
+
+`qweight` int32 [inputs * bits / 32, outputs] is packed along the inputs, `qzeros` int32 [groups, outputs * bits / 32]
+along the outputs. `scales` is [groups, outputs]. `g_idx` int32 [inputs] has the group of each input.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from runtime.errors import ConfigError
+from runtime.kernels.quantized_tensor import QuantizedTensor
+from runtime.quantization.checkpoint.integers import IntegerScheme, checked, flag_of, group_size_of
+from runtime.quantization.checkpoint.scheme import CheckpointQuantization, Read, refuse, register_method
+
+V1, V2 = "gptq", "gptq_v2"  # checkpoint_format; v1 stores zero points minus 1
+ONES = {4: 0x11111111, 8: 0x01010101}  # a word with a 1 for each integer
+EXCLUDED = "-:"  # begins a pattern of `dynamic` whose modules are not quantized
+FORMAT_FIELDS = ("bits", "group_size", "sym", "desc_act")  # of `dynamic` that change the format
+
+
+class Gptq(IntegerScheme):
+    suffixes = (".qweight", ".qzeros", ".scales")
+    optional_suffixes = (".g_idx",)
+
+    def __init__(self, bits: int, group: int | None, *, asymmetric: bool, v1: bool, in_order: bool) -> None:
+        """
+        Args:
+            v1: zero points are stored minus 1.
+            in_order: inputs are in the order of their groups, so that `g_idx` may be missing.
+        """
+        super().__init__(bits, group, asymmetric=asymmetric)
+        self.label = f"GPTQ int{bits}"
+        self.v1 = v1
+        self.in_order = in_order
+
+    def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
+        words = shape_of(".qweight")
+        if len(words) != 2:
+            raise ConfigError(f"has .qweight of {words}, not a matrix")
+        return [words[1], words[0] * self.per_word]
+
+    def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
+        words = read(".qweight")
+        rows, outputs = words.shape
+        inputs = rows * self.per_word
+        groups = self.groups(inputs)
+        if outputs % self.per_word:
+            raise ConfigError(f"has {outputs} outputs, which words of {self.per_word} zero points do not divide")
+        words = checked(words, ".qweight", [rows, outputs], torch.int32)
+        zeros = checked(read(".qzeros"), ".qzeros", [groups, outputs // self.per_word], torch.int32)
+        scales = checked(read(".scales"), ".scales", [groups, outputs], torch.float32).to(device)
+        if self.v1:
+            zeros = zeros + ONES[self.bits]  # of the full word, as it is written: a zero point 0 borrows from the next
+        codes, order = self.unpack(words.to(device).t()), self._order(read, inputs, groups)
+        if order is not None:
+            codes = codes[:, order := order.to(device)]
+        return self.quantized(codes, scales.t(), self.unpack(zeros).t(), order)
+
+    def _order(self, read: Read, inputs: int, groups: int) -> torch.Tensor | None:
+        """Returns the inputs sorted by their group, int64 [inputs]; None if they are sorted."""
+        try:
+            index = read(".g_idx")
+        except KeyError:
+            if self.in_order:
+                return None
+            raise ConfigError("lacks .g_idx, though config.json says desc_act: true") from None
+        index = checked(index, ".g_idx", [inputs], torch.int32)
+        size = self.group or inputs
+        expected = torch.arange(inputs, dtype=torch.int32) // size
+        if torch.equal(index, expected):
+            return None
+        order = index.argsort(stable=True)
+        if not torch.equal(index[order], expected):
+            raise ConfigError(f"has .g_idx that does not give {size} inputs to each of the groups 0 to {groups - 1}")
+        return order
+
+
+def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
+    layout = config.get("checkpoint_format") or config.get("format") or V1
+    if layout not in (V1, V2):
+        raise refuse("checkpoint_format", layout, f"{V1} and {V2}")
+    if config.get("is_marlin_format"):
+        raise refuse("is_marlin_format", config["is_marlin_format"], "false, the format of GPTQModel and AutoGPTQ")
+    if config.get("pack_dtype", "int32") != "int32":
+        raise refuse("pack_dtype", config["pack_dtype"], "int32")
+    bits = config.get("bits")
+    if type(bits) is not int or bits not in ONES:
+        raise refuse("bits", bits, "4 and 8")
+    scheme = Gptq(
+        bits, group_size_of(config), asymmetric=not flag_of(config, "sym", default=False), v1=layout == V1,
+        in_order=not flag_of(config, "desc_act", default=False),
+    )  # fmt: skip
+    return CheckpointQuantization.uniform(scheme, _excluded(config))
+
+
+def _excluded(config: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Returns whether `dynamic` excludes a module: the first pattern that matches its name decides."""
+    dynamic = config.get("dynamic") or {}
+    if not isinstance(dynamic, Mapping):
+        raise refuse("dynamic", dynamic, "an object of patterns")
+    patterns = []
+    for pattern, changes in dynamic.items():
+        excluded = pattern.startswith(EXCLUDED)
+        if not excluded:
+            fields = changes if isinstance(changes, Mapping) else {}
+            for field in FORMAT_FIELDS:
+                if field in fields and fields[field] != config.get(field):
+                    supported = f"the same {field} for all modules, and patterns that begin with {EXCLUDED}"
+                    raise refuse(f"dynamic {pattern!r}", {field: fields[field]}, supported)
+        try:
+            compiled = re.compile(pattern.removeprefix(EXCLUDED).removeprefix("+:"))
+        except (re.error, RecursionError, OverflowError):
+            raise refuse("dynamic", pattern, "regular expressions of Python") from None
+        patterns.append((compiled, excluded))
+    return lambda module: next((excluded for compiled, excluded in patterns if compiled.match(module)), False)
+
+
+register_method("gptq", _method)
