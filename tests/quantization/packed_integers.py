@@ -111,6 +111,18 @@ def int8_with_zero_points(weight: torch.Tensor) -> Made:
     return tensors(**signed, weight_scale=scales.astype(np.float16)), torch.from_numpy(definition)
 
 
+def llm_int8(weight: torch.Tensor) -> Made:
+    """Returns the tensors of bitsandbytes: int8, and the largest value of each output, which has code 127."""
+    largest = weight.abs().amax(1).numpy().astype(np.float32)
+    codes = np.round(weight.double().numpy() * 127 / largest[:, None].astype(np.float64)).astype(np.int8)
+    definition = codes * (largest / np.float32(127)).astype(np.float64)[:, None]
+    parts = tensors(weight=codes, SCB=largest, weight_format=np.zeros((), np.uint8))
+    return parts, torch.from_numpy(definition)
+
+
+LLM_INT8 = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False, "llm_int8_threshold": 6.0}
+
+
 def gptq_config(bits: int, group: int, **fields: Any) -> dict[str, Any]:
     base = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": False, "sym": True, "lm_head": False}
     return base | fields

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.quantization import packed_integers
-from tests.quantization.packed_integers import awq_config, gptq_config
+from tests.quantization.packed_integers import LLM_INT8, awq_config, gptq_config
 
 Tensors = dict[str, torch.Tensor]
 Made = tuple[Tensors, torch.Tensor]  # tensors of a weight by suffix, and the dequantized weight
@@ -226,6 +226,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Made], str]] =
     "GPTQ, 8 bits": (gptq_config(8, 32), packed_integers.gptq(8, 32, sym=True), "int8_32"),
     "GPTQ, 8 bits, outputs, zero points": (gptq_config(8, -1, sym=False), packed_integers.gptq(8, -1, sym=False),
                                            "int8_asymmetric"),
+    "bitsandbytes int8": (LLM_INT8, packed_integers.llm_int8, "int8"),
     "AWQ": (awq_config(32), packed_integers.awq(32), "int4_32_asymmetric"),
     "AWQ, symmetric": (awq_config(32, zero_point=False), packed_integers.awq(32, zero_point=False), "int4_32"),
     "AWQ gemv": (awq_config(32, version="GEMV"), packed_integers.awq(32, "gemv"), "int4_32_asymmetric"),

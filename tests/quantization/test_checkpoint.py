@@ -183,7 +183,7 @@ def test_nan_codes_are_refused(tmp_path):
 
 BLOCKS = "which is not supported; supported: blocks of"
 UNSUPPORTED = [
-    ({"quant_method": "bitsandbytes"}, "quant_method is 'bitsandbytes', which is not supported; supported: awq, comp"),
+    ({"quant_method": "hqq"}, "quant_method is 'hqq', which is not supported; supported: awq, bitsandbytes, comp"),
     ({"bits": 4}, "quant_method is None, which is not supported"),
     ("int4", "quant_method is None, which is not supported"),
     *(({"quant_method": method}, f"quant_method is {method!r}") for method in ([], {}, 8)),

@@ -1,4 +1,4 @@
-"""Tests of GPTQ, AWQ and asymmetric compressed-tensors: published bytes, published definitions, and files that lie."""
+"""Tests of integers as published: GPTQ, AWQ, compressed-tensors and bitsandbytes; and of files that lie."""
 
 import json
 
@@ -16,12 +16,12 @@ from runtime.quantization.checkpoint.scheme import get_quantization, quantizatio
 from tests.golden import GOLDEN
 from tests.models.paged import load
 from tests.models.tiny import tiny_logits, write_random
-from tests.quantization.packed_integers import awq_config, gptq, gptq_config, int8_with_zero_points
+from tests.quantization.packed_integers import LLM_INT8, awq_config, gptq, gptq_config, int8_with_zero_points
 from tests.quantization.quantized_files import ACTIVATION_ORDER, FLOAT, INT, LAYOUTS, compressed, write_both
 
 CPU = torch.device("cpu")
 KNOWN = LAYOUTS | ACTIVATION_ORDER
-NEW = [name for name in KNOWN if name.startswith(("GPTQ", "AWQ")) or "packed" in name or "zero points" in name]
+NEW = [name for name in KNOWN if name.startswith(("GPTQ", "AWQ", "bits")) or "packed" in name or "zero points" in name]
 
 
 def int32(*words: int | list[int]) -> torch.Tensor:
@@ -191,6 +191,10 @@ LIES = [
     ("int4, zero points", changed("weight_zero_point", lambda t: t[1:]), "has .weight_zero_point [15, 2], not [16, 2]"),
     ("int8, zero points", changed("weight_zero_point", lambda t: t.int()), "has .weight_zero_point of torch.int32, no"),
     ("int8, zero points", changed("weight_zero_point", lambda t: t[:5]), "has .weight_zero_point [5, 1], not [128, 1]"),
+    ("bitsandbytes int8", changed("SCB", lambda t: t[None]), "has .SCB [1, 128], not [128]"),
+    ("bitsandbytes int8", changed("SCB", first(torch.nan)), "holds NaN or infinite values"),
+    ("bitsandbytes int8", changed("weight", lambda t: t.view(torch.uint8)), "is torch.uint8 [128, 64] with .SCB"),
+    ("bitsandbytes int8", changed("weight_format", lambda t: t + 2), "has .weight_format [2], not 0 (rows); save it"),
     ("int8, packed", changed("weight_packed", lambda t: t.short()), "has .weight_packed of torch.int16, not torch.int"),
 ]  # fmt: skip
 
@@ -206,6 +210,11 @@ def test_inconsistent_tensors_are_refused_in_one_sentence(tmp_path, layout, chan
     assert sentence in str(error.value)
     assert QKV in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_outputs_that_do_not_fill_a_word():
+    tensors, expected = gptq(4, 32, sym=False)(torch.randn(13, 72))
+    assert torch.equal(read(gptq_config(4, 32, sym=False), tensors).dequantize(torch.float64), expected)
 
 
 def test_groups_that_do_not_divide_the_inputs_of_awq_are_refused():
@@ -243,6 +252,8 @@ UNSUPPORTED = [
     (awq_config(96), "group_size is 96"),
     (awq_config(128, zero_point="no"), "zero_point is 'no'"),
     (awq_config(128, modules_to_not_convert="lm_head"), "modules_to_not_convert is 'lm_head'"),
+    (LLM_INT8 | {"load_in_8bit": False, "load_in_4bit": True}, "load_in_8bit is False, which is not supp"),
+    (LLM_INT8 | {"llm_int8_skip_modules": "lm_head"}, "llm_int8_skip_modules is 'lm_head'"),
     (compressed("float-quantized", strategy="channel", symmetric=False, **FLOAT), "symmetric is False"),
     (compressed("pack-quantized", num_bits=4, symmetric=0, **PACKED), "symmetric is 0"),
     (compressed("pack-quantized", num_bits=3, **PACKED), "pack-quantized, 3 bits int"),

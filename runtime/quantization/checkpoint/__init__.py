@@ -2,6 +2,7 @@
 
 from runtime.quantization.checkpoint import (  # noqa: F401  they register themselves
     awq,
+    bitsandbytes,
     compressed_tensors,
     fp8,
     gptq,

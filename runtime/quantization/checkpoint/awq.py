@@ -17,7 +17,7 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.quantization.checkpoint.integers import IntegerScheme, checked, flag_of, group_size_of
-from runtime.quantization.checkpoint.scheme import CheckpointQuantization, Read, refuse, register_method
+from runtime.quantization.checkpoint.scheme import CheckpointQuantization, Read, name_list, refuse, register_method
 
 GEMM, GEMV = "gemm", "gemv"
 NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each four bits of a word, from the lowest
@@ -78,9 +78,7 @@ def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
         raise refuse("backend", config["backend"], "autoawq")
     if config.get("bits") != 4:
         raise refuse("bits", config.get("bits"), "4")
-    excluded = config.get("modules_to_not_convert") or []
-    if not isinstance(excluded, list) or not all(isinstance(name, str) for name in excluded):
-        raise refuse("modules_to_not_convert", excluded, "a list of parts of the names of modules")
+    excluded = name_list(config, "modules_to_not_convert", [])
     asymmetric = flag_of(config, "zero_point", default=True)
     scheme = (Awq if version == GEMM else AwqGemv)(group_size_of(config), asymmetric=asymmetric)
     return CheckpointQuantization.uniform(scheme, lambda module: any(name in module for name in excluded))

@@ -49,17 +49,15 @@ class Gptq(IntegerScheme):
         rows, outputs = words.shape
         inputs = rows * self.per_word
         groups = self.groups(inputs)
-        if outputs % self.per_word:
-            raise ConfigError(f"has {outputs} outputs, which words of {self.per_word} zero points do not divide")
         words = checked(words, ".qweight", [rows, outputs], torch.int32)
-        zeros = checked(read(".qzeros"), ".qzeros", [groups, outputs // self.per_word], torch.int32)
+        zeros = checked(read(".qzeros"), ".qzeros", [groups, -(-outputs // self.per_word)], torch.int32)
         scales = checked(read(".scales"), ".scales", [groups, outputs], torch.float32).to(device)
         if self.v1:
             zeros = zeros + ONES[self.bits]  # of the full word, as it is written: a zero point 0 borrows from the next
         codes, order = self.unpack(words.to(device).t()), self._order(read, inputs, groups)
         if order is not None:
             codes = codes[:, order := order.to(device)]
-        return self.quantized(codes, scales.t(), self.unpack(zeros).t(), order)
+        return self.quantized(codes, scales.t(), self.unpack(zeros)[:, :outputs].t(), order)
 
     def _order(self, read: Read, inputs: int, groups: int) -> torch.Tensor | None:
         """Returns the inputs sorted by their group, int64 [inputs]; None if they are sorted."""
