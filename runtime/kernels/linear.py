@@ -219,6 +219,17 @@ def to_float(code, zero, dtype: tl.constexpr):
 
 
 @triton.jit
+def four_bit_value(code, decode_ptr, zero, dtype: tl.constexpr):
+    """Returns the values of uint8 codes from 0 to 15 in `dtype`. `decode_ptr`: see `group_quantized_gemm`."""
+    if decode_ptr is None:
+        return to_float(code, None, dtype)
+    elif decode_ptr.dtype.element_ty.is_int():
+        return to_float(code, zero, dtype)
+    else:
+        return tl.load(decode_ptr + code.to(tl.int32))
+
+
+@triton.jit
 def load_rows(x_ptr, row, ok, column, SIZE: tl.constexpr, COLUMNS: tl.constexpr, MULTIPLE: tl.constexpr):
     """Loads [rows, COLUMNS] of a matrix of SIZE columns from `column` on; 0 where a row is not `ok` and past the
     columns.
@@ -234,12 +245,15 @@ def load_rows(x_ptr, row, ok, column, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
 
 @triton.jit
 def group_quantized_gemm(
-    x_ptr, row, ok, weights, scales_ptr, zeros_ptr, weight_row, limit,
+    x_ptr, row, ok, weights, scales_ptr, decode_ptr, weight_row, limit,
     SIZE: tl.constexpr, GROUP: tl.constexpr, INT4: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
     DEPTH: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """Returns float32 [COLUMNS, ROWS]: weight rows from `weight_row` on, below `limit`, times the rows `row` of
-    `x_ptr` [.., SIZE]. `zeros_ptr` is None for symmetric codes.
+    `x_ptr` [.., SIZE].
+
+    decode_ptr: what codes mean. Integers (the dtype of the codes): a zero point per scale. Floats: the values of the 16
+    codes, for NF4. None: the zero point is that of symmetric codes.
 
     GROUP: inputs that share a scale, 0 for one scale per row. INT4: codes have four bits. DEPTH: inputs per iteration,
     one group if there are groups.
@@ -254,17 +268,19 @@ def group_quantized_gemm(
     for start in tl.range(0, SIZE, DEPTH, num_stages=STAGES):
         group = first_group if GROUP == 0 else first_group + start // GROUP
         zero = None
-        if zeros_ptr is not None:
-            zero = tl.load(zeros_ptr + group, mask=columns < limit, other=0).to(dtype)[:, None]
+        if decode_ptr is not None and decode_ptr.dtype.element_ty.is_int():
+            zero = tl.load(decode_ptr + group, mask=columns < limit, other=0).to(dtype)[:, None]
         if INT4:
             codes = tma_load(weights, weight_row, start // 2, limit, groups * half, COLUMNS, half, TMA)
             low = load_rows(x_ptr, row, ok, start, SIZE, half, multiple)
             high = load_rows(x_ptr, row, ok, start + half, SIZE, half, multiple)
-            group_acc = tl.dot(to_float(codes & 15, zero, dtype), tl.trans(low), input_precision="ieee")
-            group_acc = tl.dot(to_float(codes >> 4, zero, dtype), tl.trans(high), group_acc, input_precision="ieee")
+            value = four_bit_value(codes & 15, decode_ptr, zero, dtype)
+            group_acc = tl.dot(value, tl.trans(low), input_precision="ieee")
+            value = four_bit_value(codes >> 4, decode_ptr, zero, dtype)
+            group_acc = tl.dot(value, tl.trans(high), group_acc, input_precision="ieee")
         else:
             codes = tma_load(weights, weight_row, start, limit, SIZE, COLUMNS, DEPTH, TMA).to(dtype)
-            if zeros_ptr is not None:
+            if decode_ptr is not None:
                 codes = codes - zero
             x = load_rows(x_ptr, row, ok, start, SIZE, DEPTH, multiple)
             if GROUP == 0:
@@ -283,7 +299,7 @@ DEQUANTIZE_TILE = 32, 64  # rows and columns per program; twice as many columns 
 
 @triton.jit
 def _dequantize(
-    values_ptr, scales_ptr, zeros_ptr, out_ptr, rows,
+    values_ptr, scales_ptr, decode_ptr, out_ptr, rows,
     SIZE: tl.constexpr, STORED: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, FOUR: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -298,18 +314,19 @@ def _dequantize(
     at = wide * GROUPS + group[None, :]
     scale = tl.load(scales_ptr + at, mask=ok, other=0.0)
     zero = None
-    if zeros_ptr is not None:
-        zero = tl.load(zeros_ptr + at, mask=ok, other=0).to(tl.float32)
+    if decode_ptr is not None and decode_ptr.dtype.element_ty.is_int():
+        zero = tl.load(decode_ptr + at, mask=ok, other=0).to(tl.float32)
     out_dtype: tl.constexpr = out_ptr.dtype.element_ty
     if FOUR:
         first = group * GROUP + stored % (GROUP // 2)
-        low, high = to_float(codes & 15, zero, tl.float32) * scale, to_float(codes >> 4, zero, tl.float32) * scale
+        low = four_bit_value(codes & 15, decode_ptr, zero, tl.float32) * scale
+        high = four_bit_value(codes >> 4, decode_ptr, zero, tl.float32) * scale
         tl.store(out_at + first[None, :], low.to(out_dtype), mask=ok & (first < SIZE)[None, :])
         second = first + GROUP // 2
         tl.store(out_at + second[None, :], high.to(out_dtype), mask=ok & (second < SIZE)[None, :])
     else:
         value = codes.to(tl.float32)
-        if zeros_ptr is not None:
+        if decode_ptr is not None:
             value -= zero
         tl.store(out_at + stored[None, :], (value * scale).to(out_dtype), mask=ok)
 
@@ -320,8 +337,8 @@ def dequantize(weight: GroupQuantized, dtype: torch.dtype) -> torch.Tensor:
     out = torch.empty(rows, size, dtype=dtype, device=weight.values.device)
     tile_rows, tile_columns = DEQUANTIZE_TILE
     _dequantize[(triton.cdiv(rows, tile_rows), triton.cdiv(stored, tile_columns))](
-        weight.values, weight.scales, weight.zeros, out, rows, SIZE=size, STORED=stored, GROUP=weight.group,
-        GROUPS=weight.scales.shape[-1], FOUR=weight.is_int4, ROWS=tile_rows, COLUMNS=tile_columns,
+        weight.values, weight.scales, weight.decode_arg(torch.float32), out, rows, SIZE=size, STORED=stored,
+        GROUP=weight.group, GROUPS=weight.scales.shape[-1], FOUR=weight.is_int4, ROWS=tile_rows, COLUMNS=tile_columns,
         num_warps=4,
     )  # fmt: skip
     return out
@@ -329,7 +346,7 @@ def dequantize(weight: GroupQuantized, dtype: torch.dtype) -> torch.Tensor:
 
 @triton.jit(do_not_specialize=["rows"])  # avoids a recompilation per value
 def _group_quantized_linear(
-    x_ptr, weights, scales_ptr, zeros_ptr, bias_ptr, out_ptr, rows,
+    x_ptr, weights, scales_ptr, decode_ptr, bias_ptr, out_ptr, rows,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr, INT4: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, BIASED: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
@@ -338,7 +355,7 @@ def _group_quantized_linear(
     row, column = first_row + tl.arange(0, ROWS), first_column + tl.arange(0, COLUMNS)
     row_ok, column_ok = row < rows, column < OUTPUTS
     acc = group_quantized_gemm(
-        x_ptr, row, row_ok, weights, scales_ptr, zeros_ptr, first_column, OUTPUTS, INPUTS, GROUP, INT4, COLUMNS, ROWS,
+        x_ptr, row, row_ok, weights, scales_ptr, decode_ptr, first_column, OUTPUTS, INPUTS, GROUP, INT4, COLUMNS, ROWS,
         DEPTH, STAGES, TMA,
     )  # fmt: skip
     store_outputs(acc, bias_ptr, out_ptr, row, column, row_ok, column_ok, OUTPUTS, BIASED)
@@ -369,10 +386,10 @@ def group_quantized_linear(
     config = tile or group_quantized_tile_sizes(count, weight, x.element_size(), batch_invariant=batch_invariant)
     weights = make_descriptor(weight.values, config.columns, config.depth // 2 if weight.is_int4 else config.depth)
     _group_quantized_linear[(triton.cdiv(outputs, config.columns), triton.cdiv(count, config.rows))](
-        x, weights, weight.scales, weight.zeros, weight.scales if bias is None else bias, out, count, INPUTS=inputs,
-        OUTPUTS=outputs, GROUP=group_size(weight), INT4=weight.is_int4, ROWS=config.rows, COLUMNS=config.columns,
-        DEPTH=config.depth, STAGES=config.stages, BIASED=bias is not None, TMA=has_descriptor(weights),
-        num_warps=config.warps,
+        x, weights, weight.scales, weight.decode_arg(x.dtype), weight.scales if bias is None else bias, out, count,
+        INPUTS=inputs, OUTPUTS=outputs, GROUP=group_size(weight), INT4=weight.is_int4, ROWS=config.rows,
+        COLUMNS=config.columns, DEPTH=config.depth, STAGES=config.stages, BIASED=bias is not None,
+        TMA=has_descriptor(weights), num_warps=config.warps,
     )  # fmt: skip
     return out
 

@@ -7,9 +7,10 @@ kernel before a GEMM attaches the fp8 form to its output.
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -25,6 +26,11 @@ MIN_SCALE = 2.0**-120  # smallest scale, because a row of zeros must not have sc
 FEW_ROWS = 1024  # up to this number of rows, each program quantizes one row
 MAX_CODE = {torch.int8: 127.0, torch.uint8: 8.0, E4M3: FP8_MAX}  # largest absolute code, by storage dtype
 # Candidate scales of an int4 group, relative to its largest value: 1/7 and 1/-8 represent it exactly, others clip it.
+NF4 = (  # values of the codes of NF4, times the scale: quantiles of a normal distribution
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
 STEPS = tuple(ratio / end for end in (7, -8) for ratio in (1.0, 0.94, 0.88, 0.82))
 
 
@@ -231,12 +237,14 @@ class GroupQuantized(QuantizedTensor):
             0 to 15 for int4. A value is (code - zero point) * scale. None: the zero point of a symmetric format.
         order: int64 [size], for a matrix whose columns are stored in another order: the logical column of each stored
             one. None: the logical order.
+        is_nf4: four-bit codes are indexes of `NF4`, instead of integers.
     """
 
     size: int
     group: int
     zeros: torch.Tensor | None = None
     order: torch.Tensor | None = None
+    is_nf4: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -252,6 +260,8 @@ class GroupQuantized(QuantizedTensor):
 
     @property
     def max_values(self) -> torch.Tensor:
+        if self.is_nf4:
+            return self.scales.abs()
         if self.zeros is None:
             return super().max_values
         low, high = (0, 15) if self.is_int4 else (-128, 127)
@@ -259,8 +269,12 @@ class GroupQuantized(QuantizedTensor):
         return self.scales.abs() * torch.maximum(zeros - low, high - zeros)
 
     def __getitem__(self, index: int | slice) -> GroupQuantized:
-        values, scales, *zeros = (part[index] for part in self.parts)
-        return GroupQuantized(values, scales, self.size, self.group, *zeros or [None], self.order)
+        zeros = None if self.zeros is None else self.zeros[index]
+        return replace(self, values=self.values[index], scales=self.scales[index], zeros=zeros)
+
+    def decode_arg(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """Returns the kernel argument that tells what codes mean, see ``linear.group_quantized_gemm``."""
+        return nf4_values(dtype, self.device) if self.is_nf4 else self.zeros
 
     def columns(self, inputs: range) -> tuple[slice, slice]:
         """Returns the slices of a row of `values` and of `scales` that hold these inputs.
@@ -291,14 +305,14 @@ class GroupQuantized(QuantizedTensor):
             )
         group = len(inputs) if self.group == self.size else self.group
         zeros = None if self.zeros is None else self.zeros[rows, scales]
-        return GroupQuantized(
-            self.values[rows, codes], self.scales[rows, scales], len(inputs), group, zeros, self.order
-        )  # fmt: skip
+        values, scale = self.values[rows, codes], self.scales[rows, scales]
+        return replace(self, values=values, scales=scale, size=len(inputs), group=group, zeros=zeros)
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         exact = torch.promote_types(dtype, torch.float32)
         codes = unpack(self.values, self.group) if self.is_int4 else self.values
-        codes = codes[..., : self.size].to(exact)
+        codes = codes[..., : self.size]
+        codes = nf4_values(exact, self.device)[codes.int() + 8] if self.is_nf4 else codes.to(exact)
         if self.zeros is not None:
             codes.sub_(self._per_column(self.zeros.to(exact) - (8 if self.is_int4 else 0)))
         result = codes.mul_(self._per_column(self.scales.to(exact))).to(dtype)
@@ -310,15 +324,23 @@ class GroupQuantized(QuantizedTensor):
 
 
 def empty_group_quantized(
-    shape: tuple[int, ...], dtype: torch.dtype, group: int, device: torch.device, *, asymmetric: bool = False
-) -> GroupQuantized:
+    shape: tuple[int, ...], dtype: torch.dtype, group: int, device: torch.device, *, asymmetric: bool = False,
+    is_nf4: bool = False,
+) -> GroupQuantized:  # fmt: skip
     """Allocates a tensor of logical shape [..., rows, size] with codes of `dtype`, uninitialized."""
     *rows, size = shape
     groups = -(-size // group)
     stored = groups * group // 2 if dtype == torch.uint8 else size
     scales = torch.empty(*rows, groups, dtype=torch.float32, device=device)
     zeros = torch.empty(*rows, groups, dtype=dtype, device=device) if asymmetric else None
-    return GroupQuantized(torch.empty(*rows, stored, dtype=dtype, device=device), scales, size, group, zeros)
+    values = torch.empty(*rows, stored, dtype=dtype, device=device)
+    return GroupQuantized(values, scales, size, group, zeros, is_nf4=is_nf4)
+
+
+@functools.cache
+def nf4_values(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Returns `NF4` as a tensor [16]."""
+    return torch.tensor(NF4, dtype=dtype, device=device)
 
 
 def pack(codes: torch.Tensor, group: int) -> torch.Tensor:
@@ -372,6 +394,16 @@ def quantize_groups(x: torch.Tensor, group: int) -> GroupQuantized:
         best_step, least_error = torch.where(better, step, best_step), torch.where(better, error, least_error)
     codes = _codes(ratios, best_step).nan_to_num_().to(torch.int8)  # non-finite values remain visible in the scales
     return GroupQuantized(pack(codes.flatten(-2), group), (largest * best_step).squeeze(-1), size, group)
+
+
+def quantize_nf4(x: torch.Tensor, group: int) -> GroupQuantized:
+    """Quantizes to the nearest NF4 codes with one scale per group, its largest absolute value."""
+    x = x.float()
+    groups = F.pad(x, (0, -x.shape[-1] % group)).unflatten(-1, (-1, group))
+    scales = groups.abs().amax(-1).clamp(min=MIN_SCALE)
+    values = nf4_values(torch.float32, x.device)
+    codes = torch.bucketize((groups / scales[..., None]).nan_to_num_(), (values[:-1] + values[1:]) / 2)
+    return GroupQuantized(pack((codes - 8).to(torch.int8).flatten(-2), group), scales, x.shape[-1], group, is_nf4=True)
 
 
 def _codes(ratios: torch.Tensor, step: torch.Tensor | float) -> torch.Tensor:

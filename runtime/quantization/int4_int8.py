@@ -1,4 +1,4 @@
-"""Group-quantized weights: int8 and int4, symmetric or with zero points, and fp8 in blocks."""
+"""Group-quantized weights: int8 and int4, symmetric or with zero points, NF4, and fp8 in blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ GROUP_SIZES = (32, 64, 128)  # of the kernels
 
 
 class GroupQuantizedWeight(QuantizedWeight):
-    """Codes of `code_dtype`, and a float32 scale per `group_size` inputs; if `asymmetric`, also a zero point.
+    """Codes of `code_dtype`, and a float32 scale per `group_size` inputs; if `asymmetric`, also a zero point. `is_nf4`:
+    four-bit codes are those of NF4.
 
     A matrix of a checkpoint in activation order has its columns sorted by group. Then the kernels reorder the inputs
     (``GroupQuantized.order``), so all parts of the matrix must have the same order.
@@ -31,11 +32,14 @@ class GroupQuantizedWeight(QuantizedWeight):
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: KernelSet,
         interleaved: bool = False, *, code_dtype: torch.dtype, group_size: int | None = None, asymmetric: bool = False,
+        is_nf4: bool = False,
     ) -> None:  # fmt: skip
         stored = quantized_tensor.empty_group_quantized(
-            shape, code_dtype, group_size or shape[-1], device, asymmetric=asymmetric
+            shape, code_dtype, group_size or shape[-1], device, asymmetric=asymmetric, is_nf4=is_nf4
         )
         super().__init__(shape, dtype, stored, kernels.group_quantized_linear, interleaved=interleaved)
+        for kernel_dtype in (dtype, torch.float32):
+            stored.decode_arg(kernel_dtype)  # allocates the values of NF4, which a CUDA graph must not
         self.group_size = group_size
         self._allows_order = len(shape) == 2  # not in a matrix of a stack (`select`) either
         self._has_order = False  # a part was loaded, which determined the order
@@ -43,6 +47,8 @@ class GroupQuantizedWeight(QuantizedWeight):
     def pack(self, x: torch.Tensor) -> quantized_tensor.GroupQuantized:
         """Quantizes symmetrically, with the zero point of symmetric formats where there are zero points."""
         own = self.kernel_arg
+        if own.is_nf4:
+            return quantized_tensor.quantize_nf4(x, own.group)
         if not own.is_int4:
             result = quantized_tensor.quantize_blocks(x, own.group, own.values.dtype)
         else:
@@ -106,8 +112,11 @@ def _register_integers() -> None:
                 register_format(WeightFormat(format_key(bits, size, asymmetric=asymmetric), make, _check))
 
 
+NF4_GROUP = 64
 # Formats other than "int8" and "int4" are those of quantized checkpoints. If a transform, such as a merged adapter,
 # changes a weight while it is loaded, the weight is quantized to the same format again.
 _register_integers()
+_make_nf4 = partial(GroupQuantizedWeight, code_dtype=torch.uint8, group_size=NF4_GROUP, is_nf4=True)
+register_format(WeightFormat("nf4", _make_nf4, _check))
 _make_blocks = partial(GroupQuantizedWeight, code_dtype=quantized_tensor.E4M3, group_size=GROUP)
 register_format(WeightFormat("fp8_blocks", _make_blocks, _check_blocks))

@@ -112,9 +112,9 @@ def group_tensors(names: Collection[str], quantization: CheckpointQuantization |
     endings = {ending for scheme in quantization.schemes for ending in scheme.suffixes} - {WEIGHT}
     by_module: dict[str, dict[str, str]] = {}
     for name in names:
-        module, dot, last = name.rpartition(".")
-        if dot + last in endings:
-            by_module.setdefault(module, {})[dot + last] = name
+        for ending in endings:
+            if name.endswith(ending):
+                by_module.setdefault(name.removesuffix(ending), {})[ending] = name
     if not by_module:
         raise ConfigError(
             f"holds no weight that is quantized, though config.json says that they are {quantization.label}"

@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from runtime.kernels import common
-from runtime.kernels.ops import TORCH, TRITON
+from runtime.kernels.ops import BATCH_INVARIANT_TRITON, TORCH, TRITON
 from runtime.layers.attention import TritonAttention
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import resolve_family
@@ -21,6 +21,7 @@ from tests.kernels import in_order, interpreting, quantized_cases  # noqa: F401
 from tests.kernels.interpreted import DOTS, dtypes
 from tests.kernels.tables import ALL, table
 from tests.models.paged import logits_in_chunks
+from tests.models.tiny import write_random
 from tests.oracle.tiny import write_tiny
 from tests.quantization.quantized_files import write_both
 
@@ -113,6 +114,7 @@ def test_fp8_moe(rows, hidden, width, experts, top_k, described):
         ("int4", 1, 16, 8), ("int4_32", 20, 80, 100), ("int8", 70, 160, 70), ("blocks", 20, 200, 130),
         ("int4", 70, 256, 36), ("nvfp4", 1, 16, 8), ("nvfp4", 20, 80, 100), ("nvfp4", 70, 256, 36),
         ("int4 asymmetric", 20, 200, 70), ("int8 asymmetric", 20, 80, 36), ("int8_64 asymmetric", 20, 200, 36),
+        ("nf4", 20, 200, 70),
     ],
 )  # fmt: skip
 def test_linear(kind, rows, inputs, outputs, described):
@@ -124,7 +126,7 @@ def test_linear(kind, rows, inputs, outputs, described):
     [
         ("int4", 5, 48, 12, 12, 1), ("int8", 70, 40, 24, 3, 2), ("blocks", 20, 144, 40, 2, 1),
         ("int4", 40, 144, 24, 1, 1), ("nvfp4", 5, 48, 12, 12, 1), ("nvfp4", 70, 144, 40, 3, 2),
-        ("int4_64 asymmetric", 20, 144, 24, 3, 2),
+        ("int4_64 asymmetric", 20, 144, 24, 3, 2), ("nf4", 20, 144, 24, 3, 2),
     ],
 )  # fmt: skip
 def test_moe(kind, rows, hidden, width, experts, top_k, described):
@@ -153,6 +155,33 @@ def test_moe_is_batch_invariant(monkeypatch, kind, rows, experts):
     in_order.check_alike(
         quantized_cases.batch_invariant_moe(rows, 136, 24, experts, 2, kind, torch.float16, "cpu"), rows, 2
     )
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [("llada2", "AWQ"), ("llada2", "bitsandbytes NF4"), ("dream", "GPTQ, activation order, zero points")],
+)
+@pytest.mark.parametrize("kernels", [TRITON, BATCH_INVARIANT_TRITON], ids=["fast", "deterministic"])
+def test_full_model_of_a_quantized_file(tmp_path, family, layout, kernels):
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
+    if family == "llada2":
+        write_tiny(tmp_path / "plain", seed=4, head_dim=16, moe_intermediate_size=64, **sizes)
+    else:
+        write_random(family, tmp_path / "plain", **sizes)
+    quantized, plain = write_both(layout, tmp_path / "plain", tmp_path)
+    results = [logits_of(plain, TORCH), logits_of(quantized, kernels)]
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+def logits_of(path, kernels):
+    checkpoint = resolve_checkpoint(str(path))
+    family = resolve_family(None, checkpoint.config)
+    build = LayerFactory.create("cpu", torch.float32, quantization=quantization_of(checkpoint.config, None))
+    model = load_model(checkpoint, family, family.parse(checkpoint.config), replace(build, kernels=kernels))
+    if kernels is not TORCH:
+        model.attention = TritonAttention(model.attention.shape, grouped=True, batch_invariant=kernels.batch_invariant)
+    ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
+    return torch.cat(logits_in_chunks(model, ids, block_size=4, page_size=4, chunk_blocks=[2, 1]))
 
 
 @pytest.mark.parametrize("part", ["", ".experts.", "mlp"])

@@ -29,6 +29,7 @@ from runtime.kernels.quantized_tensor import (
     quantize_fp8_reference,
     quantize_fp8_weight,
     quantize_groups,
+    quantize_nf4,
     quantize_rows,
     quantized_of,
 )
@@ -268,7 +269,7 @@ def fp8_moe_expected(
 
 Some = torch.Tensor | slice  # which rows
 Kernel = Callable[[Some], tuple[torch.Tensor, ...]]
-KINDS = ("int8", "int4", "int4_32", "blocks", "nvfp4", "int4_32 asymmetric", "int8_64 asymmetric")
+KINDS = ("int8", "int4", "int4_32", "blocks", "nvfp4", "int4_32 asymmetric", "int8_64 asymmetric", "nf4")
 
 
 def quantized(x: torch.Tensor, kind: str) -> GroupQuantized | Nvfp4:
@@ -277,6 +278,8 @@ def quantized(x: torch.Tensor, kind: str) -> GroupQuantized | Nvfp4:
         return quantize_nvfp4(x)
     if kind.endswith(" asymmetric"):
         return any_zeros(quantized(x, kind.removesuffix(" asymmetric")))
+    if kind == "nf4":
+        return quantize_nf4(x, 64)
     format, _, group = kind.partition("_")
     if format == "int8":
         return quantize_blocks(x, int(group), torch.int8) if group else quantize_rows(x)

@@ -209,12 +209,13 @@ def boxed(rows: int, columns: int, kind: str = "bf16") -> str:
 def build_gemm(
     first: bool, how: tile_config.GemmConfig, height: int, hidden: int, width: int, described: bool, *,
     data: str = "bf16", form: str = "float", kind: str | None = None, group: int = 0, stored_depth: int = 0,
-    asymmetric: bool = False,
+    decode: str | None = None,
 ):  # fmt: skip
     """Compiles the gate-up (`first`) or the down GEMM of fused MoE.
 
     Args:
         form, kind, group, stored_depth: the format of the weights, its Triton dtype, group size and codes per tile.
+        decode: Triton's type of the zero points, or of the values of the codes.
     """
     (low, middle, high), quantized, kind = how.stages, form != "float", kind or data
     types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "max_tiles": "i32"}
@@ -226,7 +227,7 @@ def build_gemm(
     weights = boxed((2 if first else 1) * how.columns, stored_depth or how.depth, kind) if described else f"*{kind}"
     types |= {"weights": weights, "hidden_ptr": f"*{data}"}
     scales = {"scales_ptr": quantized, "x_scales_ptr" if first else "hidden_scales_ptr": form == "fp8"}
-    (types if asymmetric else constants)["zeros_ptr"] = f"*{kind}" if asymmetric else None
+    (types if decode else constants)["decode_ptr"] = decode
     for name, has_scales in scales.items():
         words = "*i32" if form == "nvfp4" else "*fp32"
         (types if has_scales else constants)[name] = words if has_scales else None

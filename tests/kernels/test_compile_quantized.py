@@ -15,21 +15,28 @@ from tests.kernels.test_compile import boxed, build, build_gemm, check_gemm, spi
 
 pytestmark = pytest.mark.matrix
 UNIT = re.compile(r"(wgmma)\.mma_async\S*?(k\d+)|(mma\.sync)\S*?(k\d+)")
-KINDS = {  # dtype of the stored codes, group size, Triton's name of the dtype, and whether there are zero points
-    "int8": (torch.int8, None, "i8", False),
-    "int4": (torch.uint8, 128, "u8", False),
-    "blocks": (torch.float8_e4m3fn, 128, "fp8e4nv", False),
-    "int4 asymmetric": (torch.uint8, 128, "u8", True),
-    "int8 asymmetric": (torch.int8, 64, "i8", True),
+KINDS = {  # dtype of the stored codes, group size, Triton's name of the dtype, and further arguments
+    "int8": (torch.int8, None, "i8", {}),
+    "int4": (torch.uint8, 128, "u8", {}),
+    "blocks": (torch.float8_e4m3fn, 128, "fp8e4nv", {}),
+    "int4 asymmetric": (torch.uint8, 128, "u8", {"asymmetric": True}),
+    "int8 asymmetric": (torch.int8, 64, "i8", {"asymmetric": True}),
+    "nf4": (torch.uint8, 64, "u8", {"is_nf4": True}),
 }
 
 
 def held(shape, kind):
     if kind == "nvfp4":
         return nvfp4.empty_nvfp4(shape, torch.device("meta")), "u8"
-    stored, group, name, asymmetric = KINDS[kind]
-    device = torch.device("meta")
-    return empty_group_quantized(shape, stored, group or shape[-1], device, asymmetric=asymmetric), name
+    stored, group, name, more = KINDS[kind]
+    return empty_group_quantized(shape, stored, group or shape[-1], torch.device("meta"), **more), name
+
+
+def decode_of(weight, name):
+    """Returns the type of the argument `decode_ptr`, None without one."""
+    if isinstance(weight, nvfp4.Nvfp4) or (weight.zeros is None and not weight.is_nf4):
+        return None
+    return "*bf16" if weight.is_nf4 else f"*{name}"
 
 
 def constants_of(weight, depth):
@@ -49,7 +56,7 @@ def compile_gemms(kind, pairs, experts, hidden, width, described):
             form, group = "int4" if own["INT4"] else "group", own["GROUP"]
         yield build_gemm(
             first, how, height, hidden, width, described, form=form, kind=name, group=group, stored_depth=deep,
-            asymmetric=kind.endswith(" asymmetric"),
+            decode=decode_of(weight, name),
         )  # fmt: skip
 
 
@@ -57,7 +64,8 @@ def compile_gemms(kind, pairs, experts, hidden, width, described):
     ("kind", "pairs_per_expert", "described"),
     [("int4", 1, True), ("int4", 8, True), ("int4", 64, True), ("int4", 8, False), ("int8", 8, True),
      ("blocks", 64, True), ("nvfp4", 1, True), ("nvfp4", 8, True), ("nvfp4", 64, True), ("nvfp4", 8, False),
-     ("int4 asymmetric", 8, True), ("int4 asymmetric", 64, True), ("int8 asymmetric", 64, True)],
+     ("int4 asymmetric", 8, True), ("int4 asymmetric", 64, True), ("int8 asymmetric", 64, True),
+     ("nf4", 8, True)],
 )  # fmt: skip
 def test_group_quantized_moe(kind, pairs_per_expert, described):
     for compiled in compile_gemms(kind, 256 * pairs_per_expert, 256, 2048, 512, described):
@@ -85,6 +93,7 @@ def test_all_tile_configs_sum_on_the_same_matrix_unit(kind, hidden, width):
         ("int4", 1, True),
         ("int4", 200, True),
         ("int4 asymmetric", 1, True),
+        ("nf4", 1, True),
         ("int8", 128, False),
         ("blocks", 128, True),
         *((kind, 1000, described) for kind in KINDS for described in (True, False)),  # batch-invariant
@@ -96,12 +105,12 @@ def test_group_quantized_linear(kind, rows, described):
     own, deep = constants_of(weight, depth)
     types = {"x_ptr": "*bf16", "scales_ptr": "*fp32", "bias_ptr": "*bf16", "out_ptr": "*bf16", "rows": "i32"}
     types["weights"] = boxed(columns, deep, name) if described else f"*{name}"
-    if weight.zeros is not None:
-        types["zeros_ptr"] = f"*{name}"
-    constants = own | ({"zeros_ptr": None} if weight.zeros is None else {}) | {
+    constants = own | {
         "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": tall, "COLUMNS": columns, "STAGES": stages, "BIASED": True,
         "TMA": described,
     }  # fmt: skip
+    decode = decode_of(weight, name)
+    (types if decode else constants)["decode_ptr"] = decode
     compiled = build(linear._group_quantized_linear, types, constants, num_warps=warps)
     check_gemm(compiled)
 

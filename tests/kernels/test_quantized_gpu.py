@@ -46,7 +46,7 @@ KERNELS = [
             (130, *shape, False, False, kind) for shape in AWKWARD), activation="gelu_tanh"))),
     *table("experts in mini's shape", quantized_cases.check_group_quantized_moe, HALF, *(
         (rows, 2048, 512, 256, 8, True, False, kind) for rows in (32, 1024)
-        for kind in ("int8", "int4", "nvfp4", "int4 asymmetric"))),
+        for kind in ("int8", "int4", "nvfp4", "int4 asymmetric", "nf4"))),
     *table("each nvfp4 product", quantized_cases.check_every_nvfp4_product, ALL, ()),
     *table("experts in the shape of DiffusionGemma", quantized_cases.check_group_quantized_moe, HALF, *(
         (rows, 2816, 704, 128, 8, False, crowded, "nvfp4") for rows in (1, 256, 2048) for crowded in (False, True)),

@@ -1,9 +1,10 @@
-"""Writes integers with zero points in the layouts of GPTQ, AWQ and compressed-tensors, by their published definitions.
+"""Writes the layouts of GPTQ, AWQ, bitsandbytes, and compressed-tensors with zero points, as they are published.
 
 Nothing of the runtime is used. Each quantizer returns the tensors of a weight by suffix, and the weight by the
-definition (code - zero point) * scale, in float64.
+definition in float64: (code - zero point) * scale, or NF4[code] * scale.
 """
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -120,6 +121,41 @@ def llm_int8(weight: torch.Tensor) -> Made:
     return parts, torch.from_numpy(definition)
 
 
+NF4 = np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+                -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+                0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
+                1.0], np.float32)  # fmt: skip
+
+
+def nf4(block: int, *, nested: bool) -> Quantizer:
+    """Returns a quantizer to NF4 in blocks of a row. `nested`: scales are quantized too, in blocks of 256."""
+
+    def made(weight: torch.Tensor) -> Made:
+        blocks = weight.float().numpy().reshape(-1, block)
+        scales = np.abs(blocks).max(1)
+        state = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": list(weight.shape)}
+        parts = {"weight.quant_map": NF4.copy()}
+        if nested:
+            offset, values = np.float32(scales.mean()), np.linspace(-1, 1, 256, dtype=np.float32)
+            groups = np.arange(len(scales)) // 256
+            largest = np.array([np.abs(scales - offset)[groups == n].max() for n in range(groups.max() + 1)])
+            indexes = np.abs((scales - offset) / largest[groups] - values[:, None]).argmin(0).astype(np.uint8)
+            scales = values[indexes] * largest[groups] + offset
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": float(offset)}
+            parts |= {"weight.absmax": indexes, "weight.nested_absmax": largest, "weight.nested_quant_map": values}
+        else:
+            parts["weight.absmax"] = scales
+        codes = np.abs(blocks / scales[:, None] - NF4[:, None, None]).argmin(0)
+        definition = (NF4.astype(np.float64)[codes] * scales[:, None].astype(np.float64)).reshape(weight.shape)
+        octets = codes.reshape(-1, 2)
+        parts["weight"] = (octets[:, 0] << 4 | octets[:, 1]).astype(np.uint8)[:, None]
+        parts["weight.quant_state.bitsandbytes__nf4"] = np.frombuffer(json.dumps(state).encode(), np.uint8).copy()
+        return tensors(**parts), torch.from_numpy(definition)
+
+    return made
+
+
+LOADED_NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 LLM_INT8 = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False, "llm_int8_threshold": 6.0}
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.quantization import packed_integers
-from tests.quantization.packed_integers import LLM_INT8, awq_config, gptq_config
+from tests.quantization.packed_integers import LLM_INT8, LOADED_NF4, awq_config, gptq_config
 
 Tensors = dict[str, torch.Tensor]
 Made = tuple[Tensors, torch.Tensor]  # tensors of a weight by suffix, and the dequantized weight
@@ -227,6 +227,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Made], str]] =
     "GPTQ, 8 bits, outputs, zero points": (gptq_config(8, -1, sym=False), packed_integers.gptq(8, -1, sym=False),
                                            "int8_asymmetric"),
     "bitsandbytes int8": (LLM_INT8, packed_integers.llm_int8, "int8"),
+    "bitsandbytes NF4": (LOADED_NF4, packed_integers.nf4(64, nested=False), "nf4"),
+    "bitsandbytes NF4, nested, blocks of 128": (LOADED_NF4, packed_integers.nf4(128, nested=True), "nf4"),
     "AWQ": (awq_config(32), packed_integers.awq(32), "int4_32_asymmetric"),
     "AWQ, symmetric": (awq_config(32, zero_point=False), packed_integers.awq(32, zero_point=False), "int4_32"),
     "AWQ gemv": (awq_config(32, version="GEMV"), packed_integers.awq(32, "gemv"), "int4_32_asymmetric"),

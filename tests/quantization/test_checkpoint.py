@@ -47,7 +47,7 @@ def wide(tmp_path_factory):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_loaded_codes_are_those_of_the_checkpoint(tmp_path, wide, layout):
-    source = wide if "128" in layout else TINY
+    source = wide if "128" in layout or "NF4" in layout else TINY
     quantized, unquantized = write_both(layout, source, tmp_path)
     ours, is_unquantized = (
         named_weights(load(quantized, torch.float32)),

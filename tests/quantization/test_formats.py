@@ -18,6 +18,7 @@ from runtime.kernels.quantized_tensor import (
     quantize_blocks,
     quantize_fp8_reference,
     quantize_groups,
+    quantize_nf4,
     quantize_rows,
     unpack,
 )
@@ -29,7 +30,7 @@ from runtime.quantization import base
 from runtime.quantization.base import QuantizedWeight, get_format
 
 CPU = torch.device("cpu")
-GROUPS = ("int8", "int4", "int4_32", "fp8_blocks", "nvfp4", "int4_64_asymmetric", "int8_32_asymmetric")
+GROUPS = ("int8", "int4", "int4_32", "fp8_blocks", "nvfp4", "int4_64_asymmetric", "int8_32_asymmetric", "nf4")
 NAMES = (*GROUPS, "fp8")
 groups = pytest.mark.parametrize("name", GROUPS)
 names = pytest.mark.parametrize("name", NAMES)
@@ -46,6 +47,8 @@ def rounded(name: str, x: torch.Tensor) -> GroupQuantized | Nvfp4:
         return quantize_blocks(x, 128) if name == "fp8_blocks" else quantize_fp8_reference(x)
     if name == "int8":
         return quantize_rows(x)
+    if name == "nf4":
+        return quantize_nf4(x, 64)
     if name == "int8_32_asymmetric":
         packed = quantize_blocks(x, 32, torch.int8)
         return replace(packed, zeros=torch.zeros_like(packed.scales, dtype=torch.int8))

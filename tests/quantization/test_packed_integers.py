@@ -1,4 +1,4 @@
-"""Tests of integers as published: GPTQ, AWQ, compressed-tensors and bitsandbytes; and of files that lie."""
+"""Tests of GPTQ, AWQ, bitsandbytes and asymmetric compressed-tensors as they are published, and of files that lie."""
 
 import json
 
@@ -16,7 +16,15 @@ from runtime.quantization.checkpoint.scheme import get_quantization, quantizatio
 from tests.golden import GOLDEN
 from tests.models.paged import load
 from tests.models.tiny import tiny_logits, write_random
-from tests.quantization.packed_integers import LLM_INT8, awq_config, gptq, gptq_config, int8_with_zero_points
+from tests.quantization import packed_integers
+from tests.quantization.packed_integers import (
+    LLM_INT8,
+    LOADED_NF4,
+    awq_config,
+    gptq,
+    gptq_config,
+    int8_with_zero_points,
+)
 from tests.quantization.quantized_files import ACTIVATION_ORDER, FLOAT, INT, LAYOUTS, compressed, write_both
 
 CPU = torch.device("cpu")
@@ -38,6 +46,20 @@ def ones(*shape: int) -> torch.Tensor:
 
 
 PACKED = {"strategy": "channel", **INT}
+NF4_TABLE = torch.from_numpy(packed_integers.NF4)
+
+
+def state(**changes) -> torch.Tensor:
+    fields = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [1, 64]} | changes
+    return torch.tensor(list(json.dumps(fields).encode()), dtype=torch.uint8)
+
+
+def nf4_tensors(**changes) -> dict[str, torch.Tensor]:
+    parts = {"weight": torch.full((32, 1), 0xF0, dtype=torch.uint8), "weight.absmax": torch.tensor([2.0]),
+             "weight.quant_map": NF4_TABLE, "weight.quant_state.bitsandbytes__nf4": state()}  # fmt: skip
+    return parts | {f"weight.{name}" if name else "weight": part for name, part in changes.items()}
+
+
 # Bytes that the formats' own packers write: config, tensors, and the weight.
 EXAMPLES = {
     "GPTQ, inputs 0, 2, .. of output 0 and 1, 3, .. of output 1": (
@@ -88,6 +110,7 @@ EXAMPLES = {
          "weight_scale": ones(8, 1), "weight_shape": torch.tensor([8, 8])},
         [[-zero] * 8 for zero in (-8, -6, -4, -2, 0, 2, 4, 6)],
     ),
+    "NF4, 1 and -1, times 2": (LOADED_NF4, nf4_tensors(), [[2, -2] * 32]),
 }  # fmt: skip
 
 
@@ -212,6 +235,38 @@ def test_inconsistent_tensors_are_refused_in_one_sentence(tmp_path, layout, chan
     assert "\n" not in str(error.value)
 
 
+STATED = "quant_state.bitsandbytes__nf4"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"": torch.zeros(31, 1, dtype=torch.uint8)}, "has .weight [31, 1], not [32, 1]"),
+        ({"": torch.zeros(32, 1)}, "has .weight of torch.float32, not torch.uint8"),
+        ({"absmax": torch.ones(2)}, "has .weight.absmax [2], not [1]"),
+        ({"absmax": torch.ones(1, dtype=torch.uint8)}, "has .weight.absmax of torch.uint8, but lacks .weight.nes"),
+        ({"absmax": torch.ones(1, dtype=torch.uint8), "nested_quant_map": NF4_TABLE, "nested_absmax": NF4_TABLE[:1]},
+         "has .weight.nested_quant_map [16], not [256]"),
+        ({"quant_map": NF4_TABLE.flip(0)}, "has .weight.quant_map [1.0, 0.72"),
+        ({STATED: state(quant_type="fp4")}, "has .weight.quant_state.bitsandbytes__nf4 {'quant_type': 'fp4'"),
+        *(({STATED: state(blocksize=size)}, "not nf4 in blocks of a multiple") for size in (0, 32, -64, 1.5, True)),
+        *(({STATED: state(shape=shape)}, "with two sizes") for shape in ([64], [1, 64, 1], "x", None, [0, 64], [1e9])),
+        ({STATED: state(shape=[1, 2**80])}, "with two sizes"),
+        ({STATED: state(shape=[2, 32])}, "has 32 inputs, which blocks of 64 do not divide"),
+        ({STATED: state(nested_offset=float("nan"))}, "with two sizes"),
+        ({STATED: torch.tensor(list(b"[" * 5000), dtype=torch.uint8)}, "that is no JSON object with quant_type"),
+        ({STATED: torch.tensor(list(b"[1]"), dtype=torch.uint8)}, "that is no JSON object with quant_type"),
+        ({STATED: torch.tensor([255], dtype=torch.uint8)}, "that is no JSON object with quant_type"),
+        ({STATED: torch.zeros(0)}, "that is no JSON object with quant_type"),
+    ],
+)  # fmt: skip
+def test_nf4_that_contradicts_itself_is_refused(changes, sentence):
+    with pytest.raises(ConfigError) as error:
+        read(LOADED_NF4, nf4_tensors(**changes))
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 def test_outputs_that_do_not_fill_a_word():
     tensors, expected = gptq(4, 32, sym=False)(torch.randn(13, 72))
     assert torch.equal(read(gptq_config(4, 32, sym=False), tensors).dequantize(torch.float64), expected)
@@ -252,7 +307,11 @@ UNSUPPORTED = [
     (awq_config(96), "group_size is 96"),
     (awq_config(128, zero_point="no"), "zero_point is 'no'"),
     (awq_config(128, modules_to_not_convert="lm_head"), "modules_to_not_convert is 'lm_head'"),
-    (LLM_INT8 | {"load_in_8bit": False, "load_in_4bit": True}, "load_in_8bit is False, which is not supp"),
+    (LLM_INT8 | {"load_in_8bit": False}, "load_in_4bit is False, which is not supported; supported: true for it"),
+    (LLM_INT8 | {"load_in_8bit": "yes"}, "load_in_8bit is 'yes'"),
+    (LOADED_NF4 | {"bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type is 'fp4', which is not supported; supp"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bnb_4bit_quant_type is 'fp4'"),
+    (LOADED_NF4 | {"bnb_4bit_quant_storage": "bfloat16"}, "bnb_4bit_quant_storage is 'bfloat16'"),
     (LLM_INT8 | {"llm_int8_skip_modules": "lm_head"}, "llm_int8_skip_modules is 'lm_head'"),
     (compressed("float-quantized", strategy="channel", symmetric=False, **FLOAT), "symmetric is False"),
     (compressed("pack-quantized", num_bits=4, symmetric=0, **PACKED), "symmetric is 0"),

@@ -50,7 +50,8 @@ def test_prefetched_weights_equal_those_that_are_loaded_one_by_one(tmp_path, mon
 @pytest.mark.parametrize("part", ["all", "experts"])
 def test_quantized_files_give_the_same_model_as_on_the_cpu(tmp_path, layout, part):
     """Codes are prefetched, scales are not. If only experts are quantized, other weights have unquantized kernels."""
-    write_tiny(tmp_path / "plain", seed=3, vocab=64, hidden_size=64, moe_intermediate_size=32, intermediate_size=128)
+    sizes = {"hidden_size": 64, "head_dim": 16, "moe_intermediate_size": 64, "intermediate_size": 128}
+    write_tiny(tmp_path / "plain", seed=3, vocab=64, **sizes)
     quantized, _ = write_both(
         layout, tmp_path / "plain", tmp_path, lambda name: part == "experts" and ".experts." not in name
     )

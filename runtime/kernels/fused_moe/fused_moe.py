@@ -167,8 +167,9 @@ def sum_choices(
 
 @triton.jit
 def _gate_up_tile(
-    x_ptr, x_scales_ptr, weights, scales_ptr, zeros_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert, column_tile,
-    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, INTERLEAVE: tl.constexpr, FORMAT: tl.constexpr,
+    x_ptr, x_scales_ptr, weights, scales_ptr, decode_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert,
+    column_tile, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, INTERLEAVE: tl.constexpr,
+    FORMAT: tl.constexpr,
     GROUP: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     STAGES: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
@@ -188,7 +189,7 @@ def _gate_up_tile(
     limit = (expert + 1) * (2 * WIDTH)
     if FORMAT == "int4" or FORMAT == "group":
         acc = group_quantized_gemm(
-            x_ptr, row, ok, weights, scales_ptr, zeros_ptr, weight_row, limit, HIDDEN, GROUP, FORMAT == "int4",
+            x_ptr, row, ok, weights, scales_ptr, decode_ptr, weight_row, limit, HIDDEN, GROUP, FORMAT == "int4",
             2 * COLUMNS, PAIRS, DEPTH, STAGES, TMA,
         )  # fmt: skip
     elif FORMAT == "nvfp4":
@@ -229,7 +230,7 @@ def _gate_up_tile(
 
 @triton.jit(do_not_specialize=["max_tiles"])  # avoids a recompilation per value
 def _gate_up(
-    x_ptr, x_scales_ptr, weights, scales_ptr, zeros_ptr, hidden_ptr, order_ptr, tiles_ptr, max_tiles,
+    x_ptr, x_scales_ptr, weights, scales_ptr, decode_ptr, hidden_ptr, order_ptr, tiles_ptr, max_tiles,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, INTERLEAVE: tl.constexpr, FORMAT: tl.constexpr,
     GROUP: tl.constexpr, HEIGHT: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     LOW: tl.constexpr, MIDDLE: tl.constexpr, HIGH: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr,
@@ -240,8 +241,8 @@ def _gate_up(
     The results are sorted by expert.
 
     FORMAT of the weights: "float", "fp8", "nvfp4", "int4" or "group" (int8 or e4m3 codes). GROUP: inputs per scale of
-    the latter two, see `group_quantized_gemm`. `x_scales_ptr`, `scales_ptr` and `zeros_ptr` are None if a format has no
-    scales or zero points.
+    the latter two, see `group_quantized_gemm`, also for `decode_ptr`. `x_scales_ptr` and `scales_ptr` are None without
+    scales.
     """
     column_tile, tile = tl.program_id(0), tl.program_id(1)
     expert = tl.load(tiles_ptr + tile)
@@ -253,31 +254,31 @@ def _gate_up(
         return
     if HEIGHT < 64:
         _gate_up_tile(
-            x_ptr, x_scales_ptr, weights, scales_ptr, zeros_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert,
+            x_ptr, x_scales_ptr, weights, scales_ptr, decode_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert,
             column_tile, TOP_K, HIDDEN, WIDTH, INTERLEAVE, FORMAT, GROUP, HEIGHT, 0, COLUMNS, DEPTH, LOW, SWAP_AB, TMA,
             GELU,
         )  # fmt: skip
     elif SWAP_AB and remaining <= 16:
         _gate_up_tile(
-            x_ptr, x_scales_ptr, weights, scales_ptr, zeros_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert,
+            x_ptr, x_scales_ptr, weights, scales_ptr, decode_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert,
             column_tile, TOP_K, HIDDEN, WIDTH, INTERLEAVE, FORMAT, GROUP, 16, 0, COLUMNS, DEPTH, LOW, SWAP_AB, TMA,
             GELU,
         )  # fmt: skip
     elif HEIGHT == 64 or remaining <= 64:
         _gate_up_tile(
-            x_ptr, x_scales_ptr, weights, scales_ptr, zeros_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert,
+            x_ptr, x_scales_ptr, weights, scales_ptr, decode_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert,
             column_tile, TOP_K, HIDDEN, WIDTH, INTERLEAVE, FORMAT, GROUP, 64, 0, COLUMNS, DEPTH, MIDDLE, SWAP_AB, TMA,
             GELU,
         )  # fmt: skip
     elif FORMAT != "float" or (remaining <= HEIGHT) | (remaining > HEIGHT + TAIL):
         _gate_up_tile(
-            x_ptr, x_scales_ptr, weights, scales_ptr, zeros_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert,
+            x_ptr, x_scales_ptr, weights, scales_ptr, decode_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert,
             column_tile, TOP_K, HIDDEN, WIDTH, INTERLEAVE, FORMAT, GROUP, HEIGHT, 0, COLUMNS, DEPTH, HIGH, SWAP_AB, TMA,
             GELU,
         )  # fmt: skip
     elif TAIL > 0:
         _gate_up_tile(
-            x_ptr, x_scales_ptr, weights, scales_ptr, zeros_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert,
+            x_ptr, x_scales_ptr, weights, scales_ptr, decode_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert,
             column_tile, TOP_K, HIDDEN, WIDTH, INTERLEAVE, FORMAT, GROUP, HEIGHT, TAIL, COLUMNS, DEPTH, HIGH, SWAP_AB,
             TMA, GELU,
         )  # fmt: skip
@@ -289,11 +290,11 @@ def run_gate_up(
 ) -> None:  # fmt: skip
     """Runs the gate_up GEMM of x [rows, hidden]. Writes `inner` [pairs, width], sorted by expert."""
     rows, x_scales = (x.values, x.scales) if isinstance(x, Fp8) else (x, None)
-    weights, scales, zeros, format, group = _weight_args(gate_up, 2 * config.columns, config.depth)
+    weights, scales, decode, format, group = _weight_args(gate_up, 2 * config.columns, config.depth, rows.dtype)
     width, max_tiles, height = inner.shape[1], aligned.tiles.shape[1], aligned.rows
     low, middle, high = config.stages
     _gate_up[(triton.cdiv(width, config.columns), max_tiles)](
-        rows, x_scales, weights, scales, zeros, inner, aligned.order, aligned.tiles, max_tiles, TOP_K=top_k,
+        rows, x_scales, weights, scales, decode, inner, aligned.order, aligned.tiles, max_tiles, TOP_K=top_k,
         HIDDEN=rows.shape[1], WIDTH=width, INTERLEAVE=interleave_group(width), FORMAT=format, GROUP=group,
         HEIGHT=height, TAIL=config.tail_rows(height) if format == "float" else 0, COLUMNS=config.columns,
         DEPTH=config.depth, LOW=low, MIDDLE=middle, HIGH=high, SWAP_AB=config.swap_ab, TMA=has_descriptor(weights),
@@ -302,25 +303,26 @@ def run_gate_up(
 
 
 def _weight_args(
-    weights: Matrices, columns: int, depth: int
+    weights: Matrices, columns: int, depth: int, dtype: torch.dtype
 ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, str, int]:
-    """Returns kernel arguments of weights: the source of `tma_load` for tiles [columns, depth], the scales, the zero
-    points, FORMAT and GROUP.
+    """Returns kernel arguments of weights that are multiplied by rows of `dtype`: the source of `tma_load` for tiles
+    [columns, depth], the scales, `decode_ptr`, FORMAT and GROUP.
     """
     if isinstance(weights, torch.Tensor):
         return make_descriptor(weights.flatten(0, 1), columns, depth), None, None, "float", 0
-    codes, zeros, format, group = weights.values.flatten(0, 1), None, "fp8", 0
+    codes, decode, format, group = weights.values.flatten(0, 1), None, "fp8", 0
     if isinstance(weights, GroupQuantized):
-        zeros, format, group = weights.zeros, "int4" if weights.is_int4 else "group", group_size(weights)
+        decode, format = weights.decode_arg(dtype), "int4" if weights.is_int4 else "group"
+        group = group_size(weights)
     elif isinstance(weights, Nvfp4):
         format = "nvfp4"
     stored_depth = depth // 2 if format in ("int4", "nvfp4") else depth
-    return make_descriptor(codes, columns, stored_depth), weights.scales, zeros, format, group
+    return make_descriptor(codes, columns, stored_depth), weights.scales, decode, format, group
 
 
 @triton.jit
 def _down_tile(
-    hidden, hidden_scales_ptr, tail, weights, scales_ptr, zeros_ptr, pairs_ptr, order_ptr, first_pos, end_pos, expert,
+    hidden, hidden_scales_ptr, tail, weights, scales_ptr, decode_ptr, pairs_ptr, order_ptr, first_pos, end_pos, expert,
     column_tile, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
     PAIRS: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
     SWAP_AB: tl.constexpr, TMA: tl.constexpr, HIDDEN_TMA: tl.constexpr,
@@ -330,7 +332,7 @@ def _down_tile(
         row = first_pos + tl.arange(0, PAIRS)
         ok, weight_row = row < end_pos, expert * HIDDEN + column_tile * COLUMNS
         acc = group_quantized_gemm(
-            hidden, row, ok, weights, scales_ptr, zeros_ptr, weight_row, (expert + 1) * HIDDEN, WIDTH, GROUP,
+            hidden, row, ok, weights, scales_ptr, decode_ptr, weight_row, (expert + 1) * HIDDEN, WIDTH, GROUP,
             FORMAT == "int4", COLUMNS, PAIRS, DEPTH, STAGES, TMA,
         )  # fmt: skip
     elif FORMAT == "nvfp4":
@@ -386,7 +388,7 @@ def _store_pairs(acc, pairs_ptr, order_ptr, pos, end_pos, column, HIDDEN: tl.con
 
 @triton.jit(do_not_specialize=["max_tiles"])
 def _down(
-    hidden_ptr, middle, hidden, tail, hidden_scales_ptr, weights, scales_ptr, zeros_ptr, pairs_ptr, order_ptr,
+    hidden_ptr, middle, hidden, tail, hidden_scales_ptr, weights, scales_ptr, decode_ptr, pairs_ptr, order_ptr,
     tiles_ptr, max_tiles, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
     HEIGHT: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr,
     MIDDLE: tl.constexpr, HIGH: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr, HIDDEN_TMA: tl.constexpr,
@@ -410,29 +412,29 @@ def _down(
         middle, hidden, tail = hidden_ptr, hidden_ptr, hidden_ptr
     if HEIGHT < 64:
         _down_tile(
-            hidden_ptr, hidden_scales_ptr, tail, weights, scales_ptr, zeros_ptr, pairs_ptr, order_ptr, first_pos,
+            hidden_ptr, hidden_scales_ptr, tail, weights, scales_ptr, decode_ptr, pairs_ptr, order_ptr, first_pos,
             end_pos, expert, column_tile, HIDDEN, WIDTH, FORMAT, GROUP, HEIGHT, 0, COLUMNS, DEPTH, LOW, SWAP_AB, TMA,
             False,
         )  # fmt: skip
     elif SWAP_AB and remaining <= 16:
         _down_tile(
-            hidden_ptr, hidden_scales_ptr, tail, weights, scales_ptr, zeros_ptr, pairs_ptr, order_ptr, first_pos,
+            hidden_ptr, hidden_scales_ptr, tail, weights, scales_ptr, decode_ptr, pairs_ptr, order_ptr, first_pos,
             end_pos, expert, column_tile, HIDDEN, WIDTH, FORMAT, GROUP, 16, 0, COLUMNS, DEPTH, LOW, SWAP_AB, TMA, False,
         )  # fmt: skip
     elif HEIGHT == 64 or remaining <= 64:
         _down_tile(
-            middle, hidden_scales_ptr, tail, weights, scales_ptr, zeros_ptr, pairs_ptr, order_ptr, first_pos, end_pos,
+            middle, hidden_scales_ptr, tail, weights, scales_ptr, decode_ptr, pairs_ptr, order_ptr, first_pos, end_pos,
             expert, column_tile, HIDDEN, WIDTH, FORMAT, GROUP, 64, 0, COLUMNS, DEPTH, MIDDLE, SWAP_AB, TMA, HIDDEN_TMA,
         )  # fmt: skip
     elif FORMAT != "float" or (remaining <= HEIGHT) | (remaining > HEIGHT + TAIL):
         _down_tile(
-            hidden, hidden_scales_ptr, tail, weights, scales_ptr, zeros_ptr, pairs_ptr, order_ptr, first_pos, end_pos,
+            hidden, hidden_scales_ptr, tail, weights, scales_ptr, decode_ptr, pairs_ptr, order_ptr, first_pos, end_pos,
             expert, column_tile, HIDDEN, WIDTH, FORMAT, GROUP, HEIGHT, 0, COLUMNS, DEPTH, HIGH, SWAP_AB, TMA,
             HIDDEN_TMA,
         )  # fmt: skip
     elif TAIL > 0:
         _down_tile(
-            hidden, hidden_scales_ptr, tail, weights, scales_ptr, zeros_ptr, pairs_ptr, order_ptr, first_pos, end_pos,
+            hidden, hidden_scales_ptr, tail, weights, scales_ptr, decode_ptr, pairs_ptr, order_ptr, first_pos, end_pos,
             expert, column_tile, HIDDEN, WIDTH, FORMAT, GROUP, HEIGHT, TAIL, COLUMNS, DEPTH, HIGH, SWAP_AB, TMA,
             HIDDEN_TMA,
         )  # fmt: skip
@@ -482,7 +484,7 @@ def run_down(
         run_persistent(inner, down, pairs, aligned, config)
         return
     rows, inner_scales = (inner.values, inner.scales) if isinstance(inner, Fp8) else (inner, None)
-    weights, scales, zeros, format, group = _weight_args(down, config.columns, config.depth)
+    weights, scales, decode, format, group = _weight_args(down, config.columns, config.depth, rows.dtype)
     width, hidden, max_tiles, height = rows.shape[1], pairs.shape[1], aligned.tiles.shape[1], aligned.rows
     low, middle, high = config.stages
     tail, descs = 0, [None, None, None]
@@ -490,7 +492,7 @@ def run_down(
         tail = config.tail_rows(height)
         descs = [make_descriptor(rows, n, config.depth) for n in (64, height, tail or height)]
     _down[(triton.cdiv(hidden, config.columns), max_tiles)](
-        rows, *descs, inner_scales, weights, scales, zeros, pairs, aligned.order, aligned.tiles, max_tiles,
+        rows, *descs, inner_scales, weights, scales, decode, pairs, aligned.order, aligned.tiles, max_tiles,
         HIDDEN=hidden, WIDTH=width, FORMAT=format, GROUP=group, HEIGHT=height, TAIL=tail, COLUMNS=config.columns,
         DEPTH=config.depth, LOW=low, MIDDLE=middle, HIGH=high, SWAP_AB=config.swap_ab, TMA=has_descriptor(weights),
         HIDDEN_TMA=format == "float" and has_descriptor(descs[0]), num_warps=config.warps,
