@@ -135,7 +135,7 @@ def _commit_ms(llm: LLM, batch: int, args: argparse.Namespace) -> float | None:
         step = steady_step("commit", batch, context, block, strategy, SERVED)
     except ConfigError:
         return None
-    defaults = {"check": False, "deterministic": False, "temperature": 0.0, "top_p": 1.0}
+    defaults = {"check": False, "deterministic": False, "quantized_lm_head": False, "temperature": 0.0, "top_p": 1.0}
     live_args = argparse.Namespace(**vars(args) | defaults | {"block_size": block})
     if runner.device.type == "cuda":
         roofline.set_rates(live_args, runner.device)

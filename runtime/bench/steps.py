@@ -50,8 +50,8 @@ from runtime.worker.model_runner import ModelRunner
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _REPORTED_ARGS = (
-    "deterministic", "block_size", "page_size", "kv_cache_layout", "filled", "budget", "repeats", "temperature",
-    "top_p",
+    "deterministic", "quantized_lm_head", "block_size", "page_size", "kv_cache_layout", "filled", "budget", "repeats",
+    "temperature", "top_p",
 )  # fmt: skip
 
 
@@ -72,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda if available, else cpu")
     parser.add_argument("--attn-impl", choices=attention_names(), help="default: triton_grouped on CUDA, else torch")
     parser.add_argument("--deterministic", action="store_true", help="use batch-invariant kernels")
+    parser.add_argument("--quantized-lm-head", action="store_true", help="find the argmax of fp8 models in e4m3")
     parser.add_argument("--kv-cache-layout", choices=LAYOUTS, default="unified")
     parser.add_argument("--block-size", type=int, help="default: the checkpoint's, else the family's")
     parser.add_argument(
@@ -211,6 +212,7 @@ def _set_up(args: argparse.Namespace, group: TensorParallelGroup) -> _Setup:
         quantization,
         loras.lora_config(args),
         deterministic=args.deterministic,
+        fp8_lm_head=args.quantized_lm_head,
         group=group,
         expert_parallel=expert_parallel,
     )

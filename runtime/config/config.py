@@ -127,11 +127,6 @@ class EngineConfig:
         "capture only the model's forward in CUDA graphs; the LM head and unmasking algorithms run eagerly",
         default=False,
     )
-    disable_quantized_lm_head: bool = _execution(
-        "with fp8 weights on a GPU, compute all logits of greedy requests in 16 bits; otherwise e4m3 products find the "
-        "eight largest, which are computed again in 16 bits",
-        default=False,
-    )
     enforce_eager: bool = _execution("disable CUDA graphs", default=False)
     disable_torch_compile: bool = _execution("ignore --torch-compile-mode", default=False)
     torch_compile_mode: Literal["default", "max-autotune-no-cudagraphs"] | None = _execution(
@@ -139,6 +134,11 @@ class EngineConfig:
     )
     deterministic: bool = _execution(
         "use batch-invariant kernels: results do not depend on other requests; slower, many times on CPUs",
+        default=False,
+    )
+    quantized_lm_head: bool = _execution(
+        "with fp8 weights on a GPU, find the argmax of greedy requests with an e4m3 copy of the LM head, and compute "
+        "its candidates again in 16 bits",
         default=False,
     )
     use_lora: bool = _adapters("use the adapter of --lora-path for all requests", default=False)

@@ -92,7 +92,7 @@ def load_engine(
         lora = make_lora_setup(config, fetched, family, arch, dtype, device)
         build = LayerFactory.create(
             device, dtype, config.attn_impl, info.quantization, lora.lora_config, deterministic=config.deterministic,
-            fp8_lm_head=not config.disable_quantized_lm_head,
+            fp8_lm_head=config.quantized_lm_head,
             group=group, expert_parallel=config.expert_parallel_size > 1,
         )  # fmt: skip
         on_files(fetched())

@@ -79,17 +79,18 @@ class LayerFactory:
         cls, device: torch.device | str, dtype: torch.dtype, attn_impl: str | None = None,
         quantization: str | None = None, lora_config: LoRAConfig | None = None, *,
         group: TensorParallelGroup = SINGLE_RANK, expert_parallel: bool = False, deterministic: bool = False,
-        fp8_lm_head: bool = True,
+        fp8_lm_head: bool = False,
     ) -> LayerFactory:  # fmt: skip
         """Selects the kernels and, unless it is named, the attention implementation.
 
         Args:
             quantization: formats of the weights, joined with +; the first is that of this factory.
             deterministic: select batch-invariant kernels and attention.
-            fp8_lm_head: with fp8 weights, find the argmax with e4m3 products (``kernels.fp8_argmax``).
+            fp8_lm_head: find the argmax with e4m3 products (``kernels.fp8_argmax``).
 
         Raises:
-            ConfigError: the dtype is not a floating point type, or the format does not support the dtype or the device.
+            ConfigError: the dtype is not a floating point type, the format does not support the dtype or the device, or
+                no kernel multiplies the LM head in e4m3.
         """
         if not dtype.is_floating_point:
             raise ConfigError(f"--dtype {dtype} is not a floating point type")
@@ -101,6 +102,11 @@ class LayerFactory:
         kernels = select_kernels(device, dtype, quantization, deterministic=deterministic)
         if not fp8_lm_head:
             kernels = replace(kernels, fp8_lm_head_argmax=None)
+        elif kernels.fp8_lm_head_argmax is None:
+            raise ConfigError(
+                "--quantized-lm-head needs fp8 weights on a GPU, without --deterministic; leave it out, or set "
+                "--quantization fp8"
+            )
         lora = None
         if lora_config is not None:
             lora = LoRAContext(lora_config, kernels.add_lora, batch_invariant=kernels.batch_invariant)

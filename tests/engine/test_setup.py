@@ -51,6 +51,12 @@ def test_the_format_of_the_weights_is_reported() -> None:
         LLM(device="cpu", dtype="float64", quantization="fp8")
 
 
+@pytest.mark.parametrize("flags", [{}, {"quantization": "fp8"}])  # on a CPU
+def test_an_lm_head_that_no_kernel_multiplies_in_eight_bits_is_refused(flags: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="--quantized-lm-head needs fp8 weights on a GPU"):
+        load_engine(EngineConfig.from_flags(device="cpu", quantized_lm_head=True, **flags))
+
+
 def test_the_compiler_starts_before_all_reads_and_ends_if_the_model_cannot_be_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
