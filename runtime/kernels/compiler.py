@@ -137,7 +137,7 @@ def require_cached_kernels() -> Iterator[None]:
 
 
 def read_specialization(text: str) -> tuple[Any, dict[str, Any]]:
-    """Returns the source (``triton.compiler.ASTSource``) of a specialization, and its options.
+    """Returns the source (``triton.compiler.ASTSource``, or that of Gluon) of a specialization, and its options.
 
     Raises:
         AttributeError, ModuleNotFoundError: this version has no such kernel.
@@ -156,7 +156,10 @@ def read_specialization(text: str) -> tuple[Any, dict[str, Any]]:
         for key, value in spec["options"].items()
         if key not in DERIVED_OPTIONS
     }
-    return triton.compiler.ASTSource(kernel, signature, constants, attributes), options
+    source: Any = triton.compiler.ASTSource
+    if kernel.is_gluon():  # both sources have the same hash, but only this one compiles
+        from triton.experimental.gluon._runtime import GluonASTSource as source
+    return source(kernel, signature, constants, attributes), options
 
 
 def _read_constant(value: Any) -> Any:

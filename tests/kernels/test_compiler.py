@@ -19,6 +19,7 @@ from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import serialize_specialization_data  # noqa: E402
 
+from runtime.bench.l2_reads import l2_reads  # noqa: E402
 from runtime.bench.warm import write_libcuda_stub  # noqa: E402
 from runtime.kernels import compiler, layernorm  # noqa: E402
 from runtime.kernels.compiler import (  # noqa: E402
@@ -142,6 +143,17 @@ def test_launches_are_recorded_without_running(cache: Path, hopper: None, monkey
     assert missing_from_cache(list(found), HOPPER) == []
     assert not kernel.device_caches[0][0]  # the next launch compiles, or loads from the cache
     kernel.device_caches.clear()
+
+
+@pytest.mark.usefixtures("hopper")
+def test_gluon_kernels_are_recorded_and_compiled(cache: Path) -> None:
+    """Triton's and Gluon's source of a kernel have the same hash, so a full cache would hide the wrong one."""
+    launch, _ = l2_reads(torch.device("cpu"))
+    with record_specializations() as found:
+        launch(0)
+    assert missing_from_cache(list(found), HOPPER) == list(found)
+    assert compile_all(CompileJob(list(found), 90, processes=1, launcher=False)).errors == []
+    assert missing_from_cache(list(found), HOPPER) == []
 
 
 @pytest.mark.usefixtures("hopper")
