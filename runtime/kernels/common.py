@@ -13,15 +13,20 @@ import torch
 try:
     import triton
     import triton.language as tl
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia import hopper
 except ImportError:  # pragma: no cover - the test machines have it
 
     class _Missing:
-        """Replaces triton and its language while modules are imported."""
+        """Replaces triton, Gluon and their languages while modules are imported."""
 
         constexpr = object
 
         def jit(self, function: Any = None, **options: Any) -> Any:
             return self if function is not None else self.jit
+
+        constexpr_function = jit
 
         def __getitem__(self, grid: Any) -> Any:
             raise RuntimeError("this kernel needs the triton package, which is not installed")
@@ -29,9 +34,9 @@ except ImportError:  # pragma: no cover - the test machines have it
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError("this kernel needs the triton package, which is not installed")
 
-    triton = tl = _Missing()  # type: ignore[assignment]
+    triton = tl = gluon = gl = hopper = _Missing()  # type: ignore[assignment]
 
-__all__ = ["tl", "triton"]  # the names that this module imports for others
+__all__ = ["gl", "gluon", "hopper", "tl", "triton"]  # the names that this module imports for others
 
 HEADS_TILE = 2048  # elements of a row's heads per program; more would spill registers
 

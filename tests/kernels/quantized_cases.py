@@ -239,7 +239,9 @@ def check_fp8_moe(
         assert distance(quantized_of(normed).dequantize(torch.float32), normed) < LINEAR
         assert quantized_of(normed) is quantized_of(normed)
     added = torch.zeros_like(x) if extra is None else extra
-    same = fp8_moe_expected(x, ids, weights, gate_up, down, activation) + added.double()
+    grouped = fused_moe.select_grouped_config(x, ids.numel(), quantized_gate_up, quantized_down)
+    group = width if grouped is None else grouped.down.depth
+    same = fp8_moe_expected(x, ids, weights, gate_up, down, activation, group) + added.double()
     assert distance(out, same) < TOLERANCE[dtype] + 2 * ALIKE
     if out.numel() >= MANY:
         unquantized = moe_reference(
@@ -250,18 +252,17 @@ def check_fp8_moe(
 
 def fp8_moe_expected(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
-    activation: Activation,
+    activation: Activation, group: int,
 ) -> torch.Tensor:  # fmt: skip
-    """Returns the float64 result with weights and intermediate rows rounded to fp8."""
+    """Returns the float64 result with weights and inner rows rounded to fp8, those with a scale per `group` columns."""
     quantized_of = quantize_fp8_reference(x).dequantize(torch.float64)
     total = torch.zeros_like(quantized_of)
     for expert in range(len(gate_up)):
         row, choice = (ids == expert).nonzero(as_tuple=True)
         if len(row):
             gate_up_out = quantized_of[row] @ quantize_fp8_reference(gate_up[expert]).dequantize(torch.float64).T
-            hidden = quantize_fp8_reference(act_and_mul_reference(gate_up_out, activation).to(x.dtype)).dequantize(
-                torch.float64
-            )
+            hidden = act_and_mul_reference(gate_up_out, activation).to(x.dtype).unflatten(1, (-1, group))
+            hidden = quantize_fp8_reference(hidden).dequantize(torch.float64).flatten(1)
             out = hidden @ quantize_fp8_reference(down[expert]).dequantize(torch.float64).T
             total.index_add_(0, row, weights[row, choice, None].double() * out)
     return total

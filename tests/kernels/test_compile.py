@@ -10,6 +10,7 @@ import torch
 triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
+from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 
 from runtime.kernels import (  # noqa: E402
     activation,
@@ -51,7 +52,7 @@ def build(kernel, types: dict[str, str | tuple[str, ...]], constants: dict[str, 
         (order.index(name), n) for name, kinds in types.items() if isinstance(kinds, tuple) for n in range(len(kinds))
     ]
     aligned = {path: [["tt.divisibility", 16]] for path in paths}
-    source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, aligned)
     compiled = triton.compile(source, target=TARGET, options=options)
     assert compiled.metadata.shared <= SHARED_LIMIT
     return compiled
@@ -185,7 +186,7 @@ def test_router(rows, wide, scaled):
 
 
 def test_expert_sort():
-    types = dict.fromkeys(("ids_ptr", "order_ptr", "tiles_ptr"), "*i32") | {"pairs": "i32", "max_tiles": "i32"}
+    types = typed(pi32="ids_ptr order_ptr tiles_ptr counters_ptr", i32="pairs max_tiles")
     for read in (256, moe_align.ONE_LAUNCH_PAIRS):
         shape = {"ROWS": 128, "READ": read, "TILES_PER_STEP": moe_align.TILES_PER_STEP}
         assert spilled(build(moe_align._sort, types, shape, num_warps=8)) == 0

@@ -7,11 +7,12 @@ import torch
 
 pytest.importorskip("triton")
 import triton.language as tl
+from triton.experimental.gluon import language as gl
 
 from runtime.kernels import activation, fp8_argmax, layernorm, linear, nvfp4, quantized_tensor
-from runtime.kernels.fused_moe import tile_config
+from runtime.kernels.fused_moe import grouped_gemm, tile_config
 from runtime.kernels.quantized_tensor import empty_group_quantized
-from tests.kernels.test_compile import boxed, build, build_gemm, check_gemm, spilled
+from tests.kernels.test_compile import boxed, build, build_gemm, check_gemm, spilled, typed
 
 pytestmark = pytest.mark.matrix
 UNIT = re.compile(r"(wgmma)\.mma_async\S*?(k\d+)|(mma\.sync)\S*?(k\d+)")
@@ -135,6 +136,46 @@ def test_fp8_moe(pairs_per_expert, described):
         compiled = build_gemm(first, how, height, 2048, 512, described, form="fp8", kind="fp8e4nv")
         check_gemm(compiled, described)
         assert ".f32.e4m3.e4m3" in compiled.asm["ptx"]
+
+
+def build_grouped(tile, height, hidden, width, **own):
+    """Compiles a grouped GEMM; that of gate_up if `own` has its constants."""
+    boxes = {
+        name: f"tensordesc<fp8e4nv{block},{gl.NVMMASharedLayout.get_default_for(block, gl.float8e4nv)!r}>"
+        for name, block in (("w_desc", [tile.rows, tile.depth]), ("h_desc", [tile.pairs, tile.depth]))
+    }
+    types = boxes | typed(
+        pfp32="w_scales_ptr h_scales_ptr x_scales_ptr out_scales_ptr", pi32="order_ptr tiles_ptr list_ptr counter_ptr",
+        pbf16="pairs_ptr", pfp8e4nv="x_ptr out_ptr", i32="max_tiles scale_stride",
+    )  # fmt: skip
+    constants = own | {
+        "HIDDEN": hidden, "WIDTH": width, "TILES_P2": 512, "PAIRS": tile.pairs, "DEPTH": tile.depth,
+        "STAGES": tile.stages, "ITEMS_AHEAD": grouped_gemm.ITEMS_AHEAD, "LOAD_REGISTERS": tile.load_registers,
+    }  # fmt: skip
+    kernel = grouped_gemm._grouped_gate_up if own else grouped_gemm._grouped_down
+    constants |= {"ROWS": tile.rows} if own else {"COLUMNS": tile.rows, "SPLITS": height // tile.pairs}
+    types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
+    most = grouped_gemm.max_registers(tile.warps + grouped_gemm.LOAD_WARPS, tile.programs)
+    return build(kernel, types, constants, num_warps=tile.warps, maxnreg=most)
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("shape", tile_config.GROUPED)
+def test_grouped_fp8_moe(shape, gelu):
+    hidden, width = (int(size) for size in re.findall(r"(\d+) to (\d+)", shape)[0])
+    constants = {
+        "TOP_K": 9, "GELU": gelu, "INTERLEAVE": activation.INTERLEAVE, "FP8_MAX": quantized_tensor.FP8_MAX,
+        "MIN_SCALE": quantized_tensor.MIN_SCALE, "LOAD_WARPS": grouped_gemm.LOAD_WARPS,
+    }  # fmt: skip
+    for gate_up, down in {config for _, config in tile_config.GROUPED[shape] if config}:
+        assert 2 * width % gate_up.rows == hidden % gate_up.depth == hidden % down.rows == width % down.depth == 0
+        assert gate_up.rows // 2 == down.depth, "down multiplies a group of inputs per step"
+        assert gate_up.pairs % down.pairs == 0
+        for tile, own in ((gate_up, constants), (down, {})):
+            compiled = build_grouped(tile, gate_up.pairs, hidden, width, **own)
+            check_gemm(compiled, True)
+            assert ".f32.e4m3.e4m3" in compiled.asm["ptx"]
+            assert (compiled.metadata.shared + 1024) * tile.programs <= 228 * 1024, "programs do not share an SM"
 
 
 @pytest.mark.parametrize("described", [False, True])

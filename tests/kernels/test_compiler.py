@@ -19,7 +19,6 @@ from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import serialize_specialization_data  # noqa: E402
 
-from runtime.bench.l2_reads import l2_reads  # noqa: E402
 from runtime.bench.warm import write_libcuda_stub  # noqa: E402
 from runtime.kernels import compiler, layernorm  # noqa: E402
 from runtime.kernels.compiler import (  # noqa: E402
@@ -34,6 +33,10 @@ from runtime.kernels.compiler import (  # noqa: E402
     record_specializations,
     require_cached_kernels,
 )
+from runtime.kernels.fused_moe import grouped_gemm  # noqa: E402
+from runtime.kernels.fused_moe.moe_align import moe_align_block_size_reference  # noqa: E402
+from runtime.kernels.fused_moe.tile_config import GROUPED  # noqa: E402
+from runtime.kernels.quantized_tensor import quantize_fp8_reference  # noqa: E402
 from tests.wait import wait_until  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -148,12 +151,18 @@ def test_launches_are_recorded_without_running(cache: Path, hopper: None, monkey
 @pytest.mark.usefixtures("hopper")
 def test_gluon_kernels_are_recorded_and_compiled(cache: Path) -> None:
     """Triton's and Gluon's source of a kernel have the same hash, so a full cache would hide the wrong one."""
-    launch, _ = l2_reads(torch.device("cpu"))
+    x, gate_up, down = (quantize_fp8_reference(torch.ones(shape)) for shape in ((3, 256), (2, 512, 256), (2, 256, 256)))
+    config = next(config for table in GROUPED.values() for _, config in table if config is not None)
+    aligned = moe_align_block_size_reference(torch.zeros(3, 1, dtype=torch.int32), 2, config.gate_up.pairs)
     with record_specializations() as found:
-        launch(0)
+        inner = grouped_gemm.run_grouped_gate_up(x, gate_up, aligned, 1, config.gate_up, "silu")
+        grouped_gemm.run_grouped_down(inner, down, torch.empty(3, 256, dtype=torch.bfloat16), aligned, config.down)
+    assert len(found) == 2
     assert missing_from_cache(list(found), HOPPER) == list(found)
     assert compile_all(CompileJob(list(found), 90, processes=1, launcher=False)).errors == []
     assert missing_from_cache(list(found), HOPPER) == []
+    for kernel in (grouped_gemm._grouped_gate_up, grouped_gemm._grouped_down):
+        kernel.device_caches.clear()
 
 
 @pytest.mark.usefixtures("hopper")

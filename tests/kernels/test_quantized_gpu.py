@@ -6,6 +6,7 @@ import torch
 from runtime.kernels.ops import TRITON
 from runtime.quantization.base import get_format
 from tests.kernels import quantized_cases
+from tests.kernels.grouped_gemm_cases import CONFIGS, ROUTED, check_grouped_gemms
 from tests.kernels.tables import ALL, table
 
 pytestmark = pytest.mark.gpu  # selected by this marker only, so that a missing device is a failure and no skip
@@ -31,7 +32,9 @@ KERNELS = [
         (33, 100, 36, True), (5000, 48, 24, True), (3, 20, 7, True)),
     *table("fp8 experts", quantized_cases.check_fp8_moe, ALL, *CROWDED, dead=0.1),
     *table("fp8 experts in mini's shape", quantized_cases.check_fp8_moe, HALF, *(
-        (rows, 2048, 512, 256, 8, True, False) for rows in (32, 256, 1024, 2048, 8192))),
+        (rows, 2048, 512, 257, 9, True, False) for rows in (32, 256, 1024, 2048, 8192))),
+    *table("grouped gemms", check_grouped_gemms, (torch.bfloat16, torch.float16), *(
+        (config, *case, kind) for config in CONFIGS for case in ROUTED for kind in ("silu", "gelu_tanh"))),
     *table("fp8 experts of awkward sizes", quantized_cases.check_fp8_moe, ALL, *(
         (130, *shape, False, False) for shape in (*AWKWARD, (256, 96, 8, 2))), activation="gelu_tanh"),
     *(row for kind in quantized_cases.KINDS for row in (

@@ -3,7 +3,8 @@
 On a GPU token-expert pairs are aligned by expert, then there are a gate_up GEMM with the gated activation as epilogue
 and a down GEMM per expert, and the weighted sum per row. The sum may be fused with the residual addition and the next
 RMSNorm. Weights are unquantized, fp8 (`Fp8`; rows are quantized too, and scales are applied in the epilogue),
-group-quantized (`GroupQuantized`, with 16-bit rows) or `Nvfp4` (with 16-bit rows).
+group-quantized (`GroupQuantized`, with 16-bit rows) or `Nvfp4` (with 16-bit rows). On Hopper, ``grouped_gemm.py`` has
+the GEMMs of fp8 weights in some shapes.
 
 A tile has pairs of one expert. With few pairs per expert, reading the weights dominates, so the weights are the first
 operand (swap AB), and the tile has as many columns as there are pairs: 16, 64, 128, or up to TAIL more, selected per
@@ -31,6 +32,7 @@ from runtime.kernels.common import (
     wide,
 )
 from runtime.kernels.fused_moe import tile_config
+from runtime.kernels.fused_moe.grouped_gemm import run_grouped_down, run_grouped_gate_up, supports_grouped
 from runtime.kernels.fused_moe.moe_align import AlignedTokens, is_tail_of_previous_tile, moe_align_block_size
 from runtime.kernels.linear import group_quantized_gemm, group_size, quantized_linear_torch
 from runtime.kernels.nvfp4 import Nvfp4, nvfp4_gemm
@@ -629,12 +631,28 @@ def fused_experts(
 ) -> torch.Tensor:  # fmt: skip
     """Returns the outputs of each row's experts, [rows * top_k, hidden]; undefined for expert -1."""
     hidden, (experts, _, width), is_fp8 = x.shape[1], down.shape, isinstance(gate_up, Fp8)
+    pairs = x.new_empty(ids.numel(), hidden)
+    grouped = None if batch_invariant else select_grouped_config(x, ids.numel(), gate_up, down)
+    if grouped is not None:
+        aligned = moe_align_block_size(ids, experts, grouped.gate_up.pairs)
+        inner = run_grouped_gate_up(quantized_of(x), gate_up, aligned, ids.shape[1], grouped.gate_up, activation)
+        run_grouped_down(inner, down, pairs, aligned, grouped.down)
+        return pairs
     config = _select_config(x, ids.numel(), gate_up, down, batch_invariant=batch_invariant)
     aligned = moe_align_block_size(ids, experts, config.height)
-    inner, pairs = x.new_empty(ids.numel(), width), x.new_empty(ids.numel(), hidden)
+    inner = x.new_empty(ids.numel(), width)
     run_gate_up(quantized_of(x) if is_fp8 else x, gate_up, inner, aligned, ids.shape[1], config.gate_up, activation)
     run_down(quantize_fp8(inner) if is_fp8 else inner, down, pairs, aligned, config.down)
     return pairs
+
+
+def select_grouped_config(
+    x: torch.Tensor, pairs: int, gate_up: Matrices, down: Matrices
+) -> tile_config.GroupedConfig | None:
+    """Returns the config of ``grouped_gemm.py``; None if its kernels do not support the inputs or are slower."""
+    if not isinstance(gate_up, Fp8) or not isinstance(down, Fp8) or not supports_grouped(x, gate_up, down, pairs):
+        return None
+    return tile_config.grouped_config(pairs, *down.shape)
 
 
 def _select_config(
@@ -658,10 +676,11 @@ def fused_moe(
 ) -> torch.Tensor:  # fmt: skip
     """Computes `moe_reference` on a GPU, for contiguous tensors, float32 `weights` and interleaved `gate_up` rows.
 
-    Deterministic, no host sync. With fp8 weights, rows and the outputs of the activation are quantized per row.
+    Deterministic, no host sync. With fp8 weights, rows and the outputs of the activation are quantized per row; the
+    latter per row and group of columns in ``grouped_gemm.py``.
 
     Args:
-        batch_invariant: the bits of a row do not depend on the other rows.
+        batch_invariant: the bits of a row do not depend on the other rows. ``grouped_gemm.py`` is not used.
     """
     pairs = fused_experts(x, ids, gate_up, down, activation, batch_invariant=batch_invariant)
     return moe_sum(pairs, ids, weights, shared, out)

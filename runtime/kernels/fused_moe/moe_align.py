@@ -32,12 +32,14 @@ class AlignedTokens:
             positions; in ascending order of experts.
         rows: rows per tile.
         gaps: unused tiles may lie between the tiles of different experts; otherwise they are at the end.
+        counters: int32 [2], zeros: one for each of the two GEMMs, whose programs count work items.
     """
 
     order: torch.Tensor
     tiles: torch.Tensor
     rows: int
     gaps: bool
+    counters: torch.Tensor
 
 
 def max_num_tiles(pairs: int, experts: int, rows: int) -> int:
@@ -66,7 +68,8 @@ def moe_align_block_size_reference(ids: torch.Tensor, experts: int, rows: int, *
             tiles[:, tile] = torch.tensor([expert, first, pos + count])
             num_tiles += 1
         pos += count
-    return AlignedTokens(flat.argsort(stable=True).roll(-num_padding).int(), tiles, rows, gaps)
+    order = flat.argsort(stable=True).roll(-num_padding).int()
+    return AlignedTokens(order, tiles, rows, gaps, tiles.new_zeros(2))
 
 
 @triton.jit
@@ -98,7 +101,7 @@ def is_tail_of_previous_tile(tiles_ptr, tile, expert, remaining, TAIL: tl.conste
 
 @triton.jit(do_not_specialize=["pairs", "max_tiles"])  # avoids a recompilation per value
 def _sort(
-    ids_ptr, order_ptr, tiles_ptr, pairs, max_tiles, ROWS: tl.constexpr, READ: tl.constexpr,
+    ids_ptr, order_ptr, tiles_ptr, counters_ptr, pairs, max_tiles, ROWS: tl.constexpr, READ: tl.constexpr,
     TILES_PER_STEP: tl.constexpr
 ):  # fmt: skip
     """Sorts the pairs of one expert per program. READ is at least the number of pairs."""
@@ -108,6 +111,8 @@ def _sort(
     start, count = tl.sum(((ids >= 0) & (ids < expert)).to(tl.int32), 0), tl.sum(is_expert, 0)
     begin, after = expert + start // ROWS, expert + 1 + (start + count) // ROWS
     _store_tiles(tiles_ptr, max_tiles, expert, tl.num_programs(0), begin, after, start, count, ROWS, TILES_PER_STEP)
+    if expert == 0:
+        tl.store(counters_ptr + tl.arange(0, 2), tl.zeros([2], tl.int32))
     if count > 0:
         tl.store(order_ptr + start + tl.cumsum(is_expert, 0) - 1, index, mask=is_expert != 0)
 
@@ -145,7 +150,7 @@ def _prefix_sum(
 
 @triton.jit(do_not_specialize=["pairs", "max_tiles", "chunks"])
 def _scatter(
-    ids_ptr, order_ptr, counts_ptr, starts_ptr, totals_ptr, tiles_ptr, pairs, max_tiles, chunks, experts,
+    ids_ptr, order_ptr, counts_ptr, starts_ptr, totals_ptr, tiles_ptr, counters_ptr, pairs, max_tiles, chunks, experts,
     ROWS: tl.constexpr, EXPERTS_P2: tl.constexpr, CHUNK: tl.constexpr, COMPARE_CHUNK: tl.constexpr,
     TILES_PER_STEP: tl.constexpr,
 ):  # fmt: skip
@@ -175,6 +180,8 @@ def _scatter(
         tl.store(order_ptr + pos, pair, mask=ids >= 0)
     else:
         expert = program - chunks
+        if expert == 0:
+            tl.store(counters_ptr + tl.arange(0, 2), tl.zeros([2], tl.int32))
         start = tl.sum(tl.where(experts_range < expert, total, 0), 0)
         count = tl.sum(tl.where(experts_range == expert, total, 0), 0)
         begin = tl.sum(tl.where(experts_range < expert, tl.cdiv(total, ROWS), 0), 0)
@@ -188,13 +195,15 @@ def moe_align_block_size(ids: torch.Tensor, experts: int, rows: int) -> AlignedT
     max_tiles = max_num_tiles(pairs, experts, rows)
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     tiles = torch.empty(3, max_tiles, dtype=torch.int32, device=ids.device)
+    counters = tiles.new_empty(2)
     if pairs <= ONE_LAUNCH_PAIRS:
         read = max(256, triton.next_power_of_2(pairs))
         warps = 4 if read <= 1024 else 8
         _sort[(experts,)](
-            ids, order, tiles, pairs, max_tiles, ROWS=rows, READ=read, TILES_PER_STEP=TILES_PER_STEP, num_warps=warps
-        )
-        return AlignedTokens(order, tiles, rows, gaps=True)
+            ids, order, tiles, counters, pairs, max_tiles, ROWS=rows, READ=read, TILES_PER_STEP=TILES_PER_STEP,
+            num_warps=warps,
+        )  # fmt: skip
+        return AlignedTokens(order, tiles, rows, gaps=True, counters=counters)
     chunk = CHUNK if pairs <= MANY_PAIRS else 2 * CHUNK
     chunks, experts_p2 = triton.cdiv(pairs, chunk), triton.next_power_of_2(experts)
     counts, starts = torch.empty(2, chunks, experts_p2, dtype=torch.int32, device=ids.device)
@@ -207,7 +216,7 @@ def moe_align_block_size(ids: torch.Tensor, experts: int, rows: int) -> AlignedT
         EXPERTS_PER_PROGRAM=experts_per_program, num_warps=8,
     )  # fmt: skip
     _scatter[(chunks + experts,)](
-        ids, order, counts, starts, totals, tiles, pairs, max_tiles, chunks, experts, ROWS=rows, EXPERTS_P2=experts_p2,
-        CHUNK=chunk, COMPARE_CHUNK=COMPARE_CHUNK, TILES_PER_STEP=TILES_PER_STEP, num_warps=8,
+        ids, order, counts, starts, totals, tiles, counters, pairs, max_tiles, chunks, experts, ROWS=rows,
+        EXPERTS_P2=experts_p2, CHUNK=chunk, COMPARE_CHUNK=COMPARE_CHUNK, TILES_PER_STEP=TILES_PER_STEP, num_warps=8,
     )  # fmt: skip
-    return AlignedTokens(order, tiles, rows, gaps=False)
+    return AlignedTokens(order, tiles, rows, gaps=False, counters=counters)

@@ -39,6 +39,25 @@ class GemmConfig(NamedTuple):
         return TAIL_ROWS if self.swap_ab and height >= 128 else 0
 
 
+class GroupedTile(NamedTuple):
+    """Tile of a GEMM in ``grouped_gemm.py``."""
+
+    rows: int  # of the weights
+    pairs: int  # of gate_up: the height of tiles; of down: a part of it
+    depth: int
+    stages: int
+    warps: int  # that multiply
+    programs: int  # per SM
+    load_registers: int  # per thread of the loading warps; the multiplying ones get the others
+
+
+class GroupedConfig(NamedTuple):
+    """Tiles of both GEMMs. A tile of down has the depth of a group of gate_up's results, half its weight rows."""
+
+    gate_up: GroupedTile
+    down: GroupedTile
+
+
 class FusedMoEConfig(NamedTuple):
     """Config of both GEMMs."""
 
@@ -53,6 +72,17 @@ Table = dict[str, list[tuple[float, FusedMoEConfig]]]  # by `shape_key`: maximum
 def shape_key(experts: int, hidden: int, width: int) -> str:
     """Returns the key of a shape of 16-bit weights in a tuned table."""
     return f"{experts} experts, {hidden} to {width}"
+
+
+_GROUPED_DOWN = GroupedTile(128, 64, 128, 4, 4, 2, 24)
+# By `shape_key`, measured on an H200: maximum pairs per expert, ascending, and the config.
+GROUPED: dict[str, list[tuple[float, GroupedConfig | None]]] = {
+    shape_key(257, 2048, 512): [
+        (3.2, None),
+        (18, GroupedConfig(GroupedTile(256, 64, 128, 5, 8, 1, 56), _GROUPED_DOWN)),
+        (144, GroupedConfig(GroupedTile(256, 128, 128, 4, 8, 1, 72), _GROUPED_DOWN)),
+    ]
+}
 
 
 def get_config(
@@ -108,6 +138,14 @@ def fp8_config(pairs: int, experts: int, hidden: int, width: int, *, batch_invar
             128, GemmConfig(128, 128, (4, 4, 4), 8, swap_ab=False), GemmConfig(128, 128, (4, 4, 3), 4)
         )
     return _clamp_both(chosen, hidden, width, min_depth=32)
+
+
+def grouped_config(pairs: int, experts: int, hidden: int, width: int) -> GroupedConfig | None:
+    """Returns the config of fp8 weights on Hopper; None if other kernels are faster or the shape was not measured."""
+    for limit, config in GROUPED.get(shape_key(experts, hidden, width), []):
+        if pairs / experts <= limit:
+            return config
+    return None
 
 
 def group_quantized_config(
