@@ -309,4 +309,8 @@ def test_unsupported_dtypes_and_gpus_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match=r"8\.9 or later, but an older GPU has 8\.6; leave --quantization out"):
         LayerFactory.create("cuda", torch.bfloat16, quantization="fp8")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    assert LayerFactory.create("cuda", torch.bfloat16, quantization="fp8").kernels == TRITON.for_quantization("fp8")
+    kernels = TRITON.for_quantization("fp8")
+    build = LayerFactory.create("cuda", torch.bfloat16, quantization="fp8", fp8_lm_head=True)
+    assert build.kernels == kernels
+    build = LayerFactory.create("cuda", torch.bfloat16, quantization="fp8")
+    assert build.kernels == replace(kernels, fp8_lm_head_argmax=None)

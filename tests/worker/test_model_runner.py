@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.algorithms import logits_ops
 from runtime.algorithms.base import TOP_P, LogitStat, get_algorithm
+from runtime.kernels.ops import TORCH
 from runtime.kernels.segments import COUNT
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.lm_head import LMHead
@@ -79,6 +80,7 @@ class Bare(LMHead):
     """An LM head with a fused argmax. It records which of its functions are called."""
 
     def __init__(self) -> None:
+        self.kernels = TORCH
         self.fused_argmax = True
         self.asked: list[str] = []
 
