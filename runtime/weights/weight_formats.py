@@ -113,6 +113,10 @@ def stored_formats(checkpoint: Checkpoint, family: ModelFamily[Arch], arch: Arch
     try:
         if names is None:
             schemes = {name: quantization.stated(name.removesuffix(WEIGHT)) for name in map.slots}
+            # A pattern may match more than it excludes in the files, as AWQ's mlp.gate does for mlp.gate_proj. A weight
+            # is then counted as quantized, because the files decide.
+            quantized = {map.slots[name].param: scheme for name, scheme in schemes.items() if scheme is not None}
+            schemes = {name: scheme or quantized.get(map.slots[name].param) for name, scheme in schemes.items()}
         else:
             schemes = {map.rename(name): scheme for name, (scheme, _) in group_tensors(names, quantization).items()}
             map = map.of(schemes.keys())

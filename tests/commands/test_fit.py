@@ -65,6 +65,20 @@ def test_unquantized_parts_of_a_quantized_checkpoint_count_in_full(
     assert re.search(rf"weights, fp8\+int4_32 +{loaded / 1e6:.1f} MB", capsys.readouterr().out)
 
 
+def test_a_pattern_that_matches_half_of_a_weight_is_no_refusal_before_the_download(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """AWQ's patterns are parts of names: the router's, mlp.gate, also matches mlp.gate_proj. The files decide."""
+    path, _ = write_both("AWQ", GOLDEN / "llada2_tiny", tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"]["modules_to_not_convert"] = ["mlp.gate", "lm_head"]
+    (path / "config.json").write_text(json.dumps(config))
+    loaded = sum(weight.nbytes for weight in named_weights(load(path)).values())
+    (path / "model.safetensors").unlink()
+    assert cli.main(["fit", str(path), "--device", "cpu", "--mask-token-id", "3"]) == 0
+    assert re.search(rf"weights, int4\w+ +{loaded / 1e6:.1f} MB", capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     ("name", "flags", "code", "says"),
     [
