@@ -246,7 +246,13 @@ def open_checkpoint(model: str | None, *, has_weights: bool = True) -> Checkpoin
             raise ConfigError("this copy of unmask has no demo checkpoint; name a model with --model")
         return _open(path, has_weights=has_weights)
     if model.startswith("hf://"):
-        return _open(hub.download(model, hub.TEXT_PATTERNS, hub.SUBFOLDERS), has_weights=False)
+        path = hub.download(model, hub.TEXT_PATTERNS, hub.SUBFOLDERS)
+        if not checkpoint_files.has(path, "config.json"):
+            raise ConfigError(
+                f"{model} has no config.json, so it is no checkpoint in the format of Hugging Face (GGUF is not "
+                "supported); name another repository"
+            )
+        return _open(path, has_weights=False)
     return _open(checkpoint_files.find_directory(model, f"--model {model!r}"), has_weights=has_weights)
 
 

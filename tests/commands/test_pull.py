@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from e2e.stubs.hub import checkpoint
 from runtime.weights.checkpoint_files import REPOSITORY
 from runtime.weights.repository import repository_names
 from tests.server.harness import ROOT
-from tests.wait import TIMEOUT
+from tests.wait import TIMEOUT, wait_until
 from tests.weights.test_before_download import DEMO, OTHERS, Stub, commit, stub
 
 __all__ = ["stub"]
@@ -62,16 +63,34 @@ def test_what_the_server_reads_is_downloaded_once(stub: Stub, tmp_path: Path, pl
     assert other.name in weights
 
 
+def test_ctrl_c_ends_a_download_at_once(stub: Stub, tmp_path: Path) -> None:
+    stub.hub.released.clear()  # from the half on, a byte per second is sent
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a test's may be ignored
+    code += "from runtime.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "pull", stub.add("model", checkpoint(DEMO))]
+    with subprocess.Popen(command, cwd=ROOT, env=stub.environ(tmp_path), stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_until(stub.shards_asked)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=TIMEOUT)
+        finally:
+            stub.hub.released.set()
+            process.kill()
+    assert process.returncode == 1
+    assert errors.splitlines()[-1].startswith("error: interrupted; ")
+
+
 def test_errors_are_one_line_and_say_whether_to_call_again(stub: Stub, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     lacks = stub.add("lacks", {name: text for name, text in checkpoint(DEMO).items() if name != SHARD})
     pickled = stub.add("pickled", {"config.json": b"{}", "pytorch_model.bin": b"x"})
-    good = stub.add("good", checkpoint(DEMO))
+    good, gguf = stub.add("good", checkpoint(DEMO)), stub.add("gguf", {"model.gguf": b"x"})
     cases: list[tuple[list[str], dict[str, str], int, str]] = [
         (["/models/x"], {}, 2, "'/models/x' is not org/name or hf://org/name"),
         (["org/private@" + commit("nothing")], {}, 2, "no revision"),
         ([lacks], {}, 2, f"lacks {SHARD!r}, which model.safetensors.index.json lists"),
         ([pickled], {}, 2, "holds no safetensors file"),
+        ([gguf], {}, 2, f"{gguf} has no config.json, so it is no checkpoint in the format of Hugging Face"),
         ([good, "--to", str(tmp_path / "file" / "x")], {}, 2, "cannot be written: Not a directory; name a directory"),
         ([good], {"HF_ENDPOINT": "http://127.0.0.1:9"}, 1, "cannot be reached"),
         ([good], {"HF_HUB_OFFLINE": "1"}, 1, "HF_HUB_OFFLINE is set"),
