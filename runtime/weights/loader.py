@@ -21,7 +21,7 @@ from runtime.models.base import Model, ModelFamily, WeightMap, WeightTarget
 from runtime.parameters.sharding import Index, WeightSlice
 from runtime.parameters.weight import Weight, defer_checks, named_weights, require_finite
 from runtime.quantization.checkpoint.scheme import get_quantization
-from runtime.weights.checkpoint import Checkpoint, summary
+from runtime.weights.checkpoint import QUANTIZATION, Checkpoint, summary
 from runtime.weights.hub import Progress
 from runtime.weights.shard_reader import StoredParts, StoredTensor, group_tensors
 from runtime.weights.shard_stream import Shard, stream_tensors
@@ -30,6 +30,8 @@ from runtime.weights.weight_formats import Formats, make_model, meta_model, weig
 Arch = TypeVar("Arch")
 log = logging.getLogger(__name__)
 
+# Of tensors that only quantized checkpoints have.
+QUANTIZED_SUFFIXES = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB", ".weight.absmax")
 PROGRESS_SECONDS = 0.1  # between reports of progress
 
 
@@ -345,7 +347,12 @@ def _match(checkpoint: Checkpoint, stored: Iterable[str], weights: WeightMap) ->
     if missing or extra:
         parts = [f"{len(missing)} missing: {summary(missing)}"] if missing else []
         parts += [f"{len(extra)} unknown: {summary(extra)}"] if extra else []
-        raise ConfigError(f"{checkpoint.path} does not hold the tensors its config.json implies ({'; '.join(parts)})")
+        why = ""
+        if checkpoint.config.get(QUANTIZATION) is None and any(name.endswith(QUANTIZED_SUFFIXES) for name in extra):
+            why = f"; its weights are quantized, but config.json has no {QUANTIZATION} that says how"
+        raise ConfigError(
+            f"{checkpoint.path} does not hold the tensors its config.json implies ({'; '.join(parts)}){why}"
+        )
     return files
 
 

@@ -172,6 +172,16 @@ def test_every_tensor_is_accounted_for(tmp_path, change, sentence):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("layout", [INT4, "fp8, blocks", "AWQ", "GPTQ, zero points"])
+def test_quantized_files_whose_config_has_no_method_are_refused_by_that_cause(tmp_path, layout):
+    quantized, _ = write_both(layout, TINY, tmp_path)
+    config = json.loads((quantized / "config.json").read_text())
+    del config["quantization_config"]
+    (quantized / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"are quantized, but config\.json has no quantization_config that says how"):
+        load(quantized, torch.float32)
+
+
 def test_nan_codes_are_refused(tmp_path):
     quantized, _ = write_both("fp8, blocks", TINY, tmp_path)
     tensors = load_file(quantized / "model.safetensors")
