@@ -461,7 +461,10 @@ def _check_targets(modules: object, config: PeftConfig, base: BaseModelInfo) -> 
     held = set(modules)  # type: ignore[call-overload]
     stray = sorted(module for module in held if not config.targeted(module))
     if stray:
-        raise ConfigError(f"target_modules does not name {summary(stray)}, but the adapter has tensors for it; add it")
+        raise ConfigError(
+            f"target_modules does not name {summary(stray)}, or layers_to_transform or exclude_modules excludes it, "
+            "but the adapter has tensors for it; correct the field"
+        )
     every = {}
     for module in (name.removesuffix(".weight") for name in base.weights.slots):
         target = base.module(module)

@@ -139,6 +139,7 @@ def test_a_rank_above_the_limit_is_refused(adapter, base):
         ({"layers_to_transform": [], "target_modules": ".*"}, "layers_to_transform goes with a list"),
         ({"layers_pattern": "layers"}, "layers_pattern goes with layers_to_transform"),
         ({"target_modules": ["dense"]}, "target_modules does not name .*query_key_value"),
+        ({"layers_to_transform": [99]}, "or layers_to_transform or exclude_modules excludes it"),
     ],
 )
 def test_invalid_configs_are_refused_by_field(adapter, base, fields, message):
