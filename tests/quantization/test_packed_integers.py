@@ -218,6 +218,11 @@ LIES = [
     ("bitsandbytes int8", changed("SCB", first(torch.nan)), "holds NaN or infinite values"),
     ("bitsandbytes int8", changed("weight", lambda t: t.view(torch.uint8)), "is torch.uint8 [128, 64] with .SCB"),
     ("bitsandbytes int8", changed("weight_format", lambda t: t + 2), "has .weight_format [2], not 0 (rows); save it"),
+    ("int8, packed", changed("weight_shape", lambda t: t / 0), "has .weight_shape [2] of torch.float32, not two"),
+    ("int8, packed", changed("weight_shape", lambda t: t[:1]), "has .weight_shape [1] of torch.int64, not two"),
+    ("int8, outputs", changed("weight_scale", lambda t: t.byte()), "has .weight_scale of torch.uint8, not of a float"),
+    ("fp8, outputs", changed("weight_scale", lambda t: t.byte()), "has .weight_scale of torch.uint8, not of a float"),
+    ("fp8, blocks", changed("weight_scale_inv", lambda t: t.int()), "has .weight_scale_inv of torch.int32, not of a"),
     ("int8, packed", changed("weight_packed", lambda t: t.short()), "has .weight_packed of torch.int16, not torch.int"),
 ]  # fmt: skip
 
@@ -254,6 +259,9 @@ STATED = "quant_state.bitsandbytes__nf4"
         ({STATED: state(shape=[1, 2**80])}, "with two sizes"),
         ({STATED: state(shape=[2, 32])}, "has 32 inputs, which blocks of 64 do not divide"),
         ({STATED: state(nested_offset=float("nan"))}, "with two sizes"),
+        ({STATED: state(nested_offset=10**400)}, "that is no JSON object with quant_type"),
+        ({STATED: state(dtype="x" * (1 << 16))}, "that is no JSON object with quant_type"),
+        ({STATED: state(quant_type="x" * 5000)}, "..., not nf4 in blocks"),
         ({STATED: torch.tensor(list(b"[" * 5000), dtype=torch.uint8)}, "that is no JSON object with quant_type"),
         ({STATED: torch.tensor(list(b"[1]"), dtype=torch.uint8)}, "that is no JSON object with quant_type"),
         ({STATED: torch.tensor([255], dtype=torch.uint8)}, "that is no JSON object with quant_type"),
@@ -265,6 +273,14 @@ def test_nf4_that_contradicts_itself_is_refused(changes, sentence):
         read(LOADED_NF4, nf4_tensors(**changes))
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_block_of_nested_scales_may_be_larger_than_the_weight():
+    """Nothing of the stated size is allocated."""
+    nested = {"absmax": torch.tensor([255], dtype=torch.uint8), "nested_absmax": torch.tensor([0.5])}
+    nested |= {"nested_quant_map": torch.arange(256.0), STATED: state(nested_blocksize=2**31 - 1, nested_offset=2.0)}
+    tensors = nf4_tensors(**nested)
+    assert read(LOADED_NF4, tensors).scales.tolist() == [[255 * 0.5 + 2.0]]
 
 
 def test_outputs_that_do_not_fill_a_word():
@@ -311,6 +327,7 @@ UNSUPPORTED = [
     (LLM_INT8 | {"load_in_8bit": "yes"}, "load_in_8bit is 'yes'"),
     (LOADED_NF4 | {"bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type is 'fp4', which is not supported; supp"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bnb_4bit_quant_type is 'fp4'"),
+    (gptq_config(4, 128, pack_dtype="x" * 5000), "xxx..., which is not supported; supported: int32"),
     (LOADED_NF4 | {"bnb_4bit_quant_storage": "bfloat16"}, "bnb_4bit_quant_storage is 'bfloat16'"),
     (LLM_INT8 | {"llm_int8_skip_modules": "lm_head"}, "llm_int8_skip_modules is 'lm_head'"),
     (compressed("float-quantized", strategy="channel", symmetric=False, **FLOAT), "symmetric is False"),

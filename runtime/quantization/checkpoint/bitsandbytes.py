@@ -28,6 +28,7 @@ from runtime.quantization.checkpoint.scheme import (
     name_list,
     refuse,
     register_method,
+    shown,
 )
 from runtime.quantization.int4_int8 import NF4_GROUP
 
@@ -35,6 +36,7 @@ LARGEST, LAYOUT = ".SCB", ".weight_format"
 SCALES, VALUES = ".weight.absmax", ".weight.quant_map"
 NESTED_SCALES, NESTED_VALUES = ".weight.nested_absmax", ".weight.nested_quant_map"
 STATE = ".weight.quant_state.bitsandbytes__nf4"
+STATE_BYTES = 1 << 16  # maximum size of the JSON; it has a dozen fields
 ROWS = 0  # the layout of rows one after another; others were for older GPUs
 
 
@@ -52,7 +54,7 @@ class LlmInt8(QuantScheme):
         outputs, inputs = values.shape
         largest = checked(read(LARGEST), LARGEST, [outputs], torch.float32).to(device)
         try:
-            layout = read(LAYOUT).flatten().tolist()
+            layout = read(LAYOUT).flatten()[:2].tolist()
         except KeyError:
             layout = [ROWS]
         if layout != [ROWS]:
@@ -97,16 +99,21 @@ class _State(NamedTuple):
 
 def _state(read: Read) -> _State:
     """Reads `STATE`. Raises ConfigError if it is no JSON object with these fields."""
+    stored = read(STATE)
     try:
-        fields = json.loads(bytes(read(STATE).to(torch.uint8).flatten().tolist()))
+        if stored.dtype != torch.uint8 or stored.numel() > STATE_BYTES:
+            raise ValueError
+        fields = json.loads(bytes(stored.flatten().tolist()))
         kind, block, shape = fields["quant_type"], fields["blocksize"], fields["shape"]
         nested = fields.get("nested_blocksize", 1), float(fields.get("nested_offset", 0.0))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         raise ConfigError(f"has {STATE} that is no JSON object with quant_type, blocksize and shape") from None
     sizes = [block, nested[0], *(shape if isinstance(shape, list) else [None])]
     valid = all(type(size) is int and 0 < size < 1 << 31 for size in sizes) and math.isfinite(nested[1])
     if kind != "nf4" or not valid or len(shape) != 2 or block % NF4_GROUP:
-        raise ConfigError(f"has {STATE} {fields}, not nf4 in blocks of a multiple of {NF4_GROUP}, with two sizes")
+        raise ConfigError(
+            f"has {STATE} {shown(fields)}, not nf4 in blocks of a multiple of {NF4_GROUP}, with two sizes"
+        )
     return _State(shape, block, *nested)
 
 
@@ -122,7 +129,7 @@ def _scales(read: Read, count: int, state: _State) -> torch.Tensor:
         raise ConfigError(f"has {SCALES} of torch.uint8, but lacks {NESTED_VALUES} or {NESTED_SCALES}") from None
     values = checked(values, NESTED_VALUES, [256], torch.float32)
     scales = checked(scales, NESTED_SCALES, [nested_count], torch.float32)
-    scales = scales.repeat_interleave(state.nested_block)[:count]
+    scales = scales[torch.arange(count) // state.nested_block]
     return values[checked(stored, SCALES, [count], torch.uint8).int()] * scales + state.nested_offset
 
 

@@ -46,17 +46,14 @@ class PackedIntegers(IntegerScheme):
         self.suffixes = (".weight_packed", ".weight_scale", ".weight_shape", *zeros)
 
     def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
-        stated_shape = read(".weight_shape")
-        outputs, inputs = shape = (
-            [int(size) for size in stated_shape.flatten().tolist()] if stated_shape.numel() == 2 else [0, 0]
-        )
+        outputs, inputs = shape = _stated_shape(read)
         words = shape_of(".weight_packed")
         if words != [outputs, -(-inputs // self.per_word)]:
             raise ConfigError(f"is {words} words, but says that it is {shape}")
         return shape
 
     def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
-        outputs, inputs = (int(size) for size in read(".weight_shape").tolist())
+        outputs, inputs = _stated_shape(read)
         words = [outputs, -(-inputs // self.per_word)]
         codes = checked(read(".weight_packed"), ".weight_packed", words, torch.int32).to(device)
         groups = self.groups(inputs)
@@ -66,6 +63,14 @@ class PackedIntegers(IntegerScheme):
             packed = checked(read(ZERO_POINT), ZERO_POINT, [-(-outputs // self.per_word), groups], torch.int32)
             zeros = self.unpack(packed.t())[:, :outputs].t()
         return self.quantized(self.unpack(codes)[:, :inputs], scales, zeros)
+
+
+def _stated_shape(read: Read) -> list[int]:
+    """Returns the two sizes of a packed weight."""
+    stated = read(".weight_shape")
+    if stated.dtype not in (torch.int64, torch.int32) or stated.numel() != 2:
+        raise ConfigError(f"has .weight_shape {list(stated.shape)} of {stated.dtype}, not two integers")
+    return [int(size) for size in stated.flatten().tolist()]
 
 
 class Int8(QuantScheme):

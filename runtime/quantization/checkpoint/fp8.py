@@ -49,7 +49,7 @@ class BlockScale(QuantScheme):
         expected = [-(-outputs // self.rows), -(-inputs // BLOCK)]
         if list(scales.shape) != expected:
             raise ConfigError(f"has scales of {list(scales.shape)}, not {expected}")
-        scales = scales.to(device, torch.float32).repeat_interleave(self.rows, 0)[:outputs]
+        scales = float_scales(scales, self.scale).to(device).repeat_interleave(self.rows, 0)[:outputs]
         return GroupQuantized(values, scales, inputs, BLOCK)
 
 
@@ -67,11 +67,18 @@ class ChannelScale(QuantScheme):
         return Fp8(values, channel_scales(read(".weight_scale"), len(values), device))
 
 
+def float_scales(scales: torch.Tensor, ending: str) -> torch.Tensor:
+    """Returns scales as float32. Raises ConfigError for integers, which may be the bits of exponents."""
+    if not scales.is_floating_point():
+        raise ConfigError(f"has {ending} of {scales.dtype}, not of a floating point type")
+    return scales.float()
+
+
 def channel_scales(scales: torch.Tensor, outputs: int, device: torch.device) -> torch.Tensor:
     """Returns float32 [outputs] from one scale per output or one for all."""
     if scales.numel() not in (1, outputs):
         raise ConfigError(f"has {scales.numel()} scales, not 1 or {outputs}")
-    return scales.to(device, torch.float32).flatten().expand(outputs)
+    return float_scales(scales, ".weight_scale").to(device).flatten().expand(outputs)
 
 
 def is_block(block: Any) -> TypeGuard[list[int]]:

@@ -15,6 +15,7 @@ from runtime.plugins import Registry
 
 FIELD = "quantization_config"
 WEIGHT = ".weight"
+SHOWN = 200  # characters
 
 
 Read = Callable[[str], torch.Tensor]  # reads one of a weight's tensors by its suffix
@@ -111,7 +112,7 @@ def get_quantization(config: Mapping[str, Any]) -> CheckpointQuantization | None
     method: Any = field.get("quant_method") if isinstance(field, Mapping) else None
     if not isinstance(method, str) or method not in _METHODS:
         raise ConfigError(
-            f"config.json: {FIELD}'s quant_method is {method!r}, which is not supported; supported: "
+            f"config.json: {FIELD}'s quant_method is {shown(method)}, which is not supported; supported: "
             f"{', '.join(sorted(_METHODS))}; use an unquantized checkpoint, optionally with --quantization"
         )
     return _METHODS[method](field)
@@ -137,7 +138,18 @@ def quantization_of(config: Mapping[str, Any], requested: str | None) -> str | N
 
 
 def refuse(field: str, value: object, supported: str) -> ConfigError:
-    return ConfigError(f"config.json: {FIELD}'s {field} is {value!r}, which is not supported; supported: {supported}")
+    return ConfigError(
+        f"config.json: {FIELD}'s {field} is {shown(value)}, which is not supported; supported: {supported}"
+    )
+
+
+def shown(value: object) -> str:
+    """Returns a value of a checkpoint as an error shows it, at most `SHOWN` characters."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "nested too deeply"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def name_list(config: Mapping[str, Any], field: str, default: list[str]) -> list[str]:
