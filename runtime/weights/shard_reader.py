@@ -122,8 +122,9 @@ def group_tensors(names: Collection[str], quantization: CheckpointQuantization |
     quantized: dict[str, StoredParts] = {}
     taken: set[str] = set()
     lost: list[str] = []
+    schemes = quantization.schemes_of(by_module)
     for module, found in by_module.items():
-        scheme = quantization.scheme_of(module)
+        scheme = schemes[module]
         if module + WEIGHT in names:
             found[WEIGHT] = module + WEIGHT
         optional = {ending: module + ending for ending in scheme.optional_suffixes if module + ending in names}

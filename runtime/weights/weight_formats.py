@@ -112,7 +112,8 @@ def stored_formats(checkpoint: Checkpoint, family: ModelFamily[Arch], arch: Arch
     schemes: dict[str, QuantScheme | None]
     try:
         if names is None:
-            schemes = {name: quantization.stated(name.removesuffix(WEIGHT)) for name in map.slots}
+            stated = quantization.stated([name.removesuffix(WEIGHT) for name in map.slots])
+            schemes = {name: stated[name.removesuffix(WEIGHT)] for name in map.slots}
             # A pattern may match more than it excludes in the files, as AWQ's mlp.gate does for mlp.gate_proj. A weight
             # is then counted as quantized, because the files decide.
             quantized = {map.slots[name].param: scheme for name, scheme in schemes.items() if scheme is not None}

@@ -214,7 +214,6 @@ UNSUPPORTED = [
     (compressed("x") | {"transform_config": ROTATED}, "transform_config is {'config_groups': {'u':"),
     (compressed("x") | {"config_groups": {}}, "has no config_groups"),
     (packed() | {"ignore": "lm_head"}, "ignore is 'lm_head'"),
-    (packed() | {"ignore": ["re:("]}, "ignore is 're:('"),
     (packed() | {"config_groups": {"a": packed()["config_groups"]["group_0"] | {"targets": []}}}, "targets is []"),
     (mixed({"Linear": INT4}) | {"config_groups": {n: mixed({"Linear": x})["config_groups"]["Linear"]
                                                   for n, x in enumerate((INT4, "fp8, outputs"))}},
@@ -271,7 +270,7 @@ def group(target, layout=INT4):
 )  # fmt: skip
 def test_the_format_of_a_module(change, module, stated):
     """A name precedes a pattern, which precedes a class, in any order of the groups."""
-    scheme = get_quantization({"quantization_config": LAYOUTS[INT4][0] | change}).stated(module)
+    scheme = get_quantization({"quantization_config": LAYOUTS[INT4][0] | change}).stated([module])[module]
     assert (scheme and scheme.format) == stated
 
 

@@ -271,7 +271,7 @@ MIXED = modelopt("MIXED_PRECISION", quantized_layers=LAYERS, ignore=["lm_head", 
     ],
 )
 def test_the_format_of_a_module(config, module, expected):
-    scheme = get_quantization({"quantization_config": config}).stated(module)
+    scheme = get_quantization({"quantization_config": config}).stated([module])[module]
     assert (scheme and scheme.format) == expected
 
 

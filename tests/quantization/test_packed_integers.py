@@ -312,7 +312,6 @@ UNSUPPORTED = [
     (gptq_config(4, 128, desc_act="yes"), "desc_act is 'yes'"),
     (gptq_config(4, 128, dynamic={".*up_proj": {"bits": 8}}), "dynamic '.*up_proj' is {'bits': 8}"),
     (gptq_config(4, 128, dynamic={"+:.*": {"group_size": 32}}), "dynamic '+:.*' is {'group_size': 32}"),
-    (gptq_config(4, 128, dynamic={"-:(": {}}), "dynamic is '-:('"),
     (gptq_config(4, 128, dynamic=["-:x"]), "dynamic is ['-:x']"),
     *((gptq_config(4, 128, quant_method=name), f"quant_method is {name!r}")
       for name in ("qqq", "exl3", "paroquant", "gptq_marlin", "gguf", "vptq")),
@@ -357,7 +356,7 @@ def test_unsupported_formats_are_refused_by_name(stated, sentence):
 )
 def test_modules_that_a_config_excludes(config, module, is_quantized):
     """They decide the size that `unmask fit` states before the weights are on the disk."""
-    assert (get_quantization({"quantization_config": config}).stated(module) is not None) == is_quantized
+    assert (get_quantization({"quantization_config": config}).stated([module])[module] is not None) == is_quantized
 
 
 @pytest.mark.parametrize("layout", ["GPTQ, zero points", "AWQ"])

@@ -5,8 +5,7 @@ Integers may have a zero point per scale. Each group of modules may have its own
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from runtime.kernels.quantized_tensor import GroupQuantized, QuantizedTensor
 from runtime.quantization.checkpoint.fp8 import BlockScale, ChannelScale, channel_scales, is_block
 from runtime.quantization.checkpoint.integers import STORED_GROUPS, IntegerScheme, checked, flag_of
 from runtime.quantization.checkpoint.nvfp4 import MX_GROUP, CompressedNvfp4, Mxfp4
+from runtime.quantization.checkpoint.patterns import first_matches
 from runtime.quantization.checkpoint.scheme import (
     FIELD,
     WEIGHT,
@@ -30,6 +30,7 @@ from runtime.quantization.checkpoint.scheme import (
 from runtime.quantization.int4_int8 import format_key
 
 ZERO_POINT = ".weight_zero_point"
+CLASS = "Linear"  # a target that stands for all modules of this class
 REGEX = "re:"  # begins a regular expression in a list of modules
 SUPPORTED = (
     "pack-quantized with 4 or 8 bits, int-quantized with 8, and symmetric float-quantized with 8, nvfp4-pack-quantized "
@@ -123,35 +124,35 @@ def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
         if not isinstance(weights, Mapping):
             raise refuse("weights", weights, SUPPORTED)
         scheme = _scheme(str(group.get("format") or config.get("format")), weights)
-        for target in name_list(group, "targets", ["Linear"]):
+        for target in name_list(group, "targets", [CLASS]):
             if schemes.setdefault(target, scheme).format != scheme.format:
                 raise refuse("targets", target, "targets whose groups have the same weight format")
     if not schemes:
         raise refuse("targets", [], "the modules that are quantized")
-    is_ignored = matcher(name_list(config, "ignore", []), "ignore")
-    named = {target: scheme for target, scheme in schemes.items() if target != "Linear"}
-    patterns = [(matcher([target], "targets"), scheme) for target, scheme in named.items() if target.startswith(REGEX)]
+    ignored, ignored_patterns = _split(name_list(config, "ignore", []))
+    named, patterns = _split(schemes)
+    all_patterns = [*ignored_patterns, *patterns]
 
-    def stated(module: str) -> QuantScheme | None:
-        if is_ignored(module):
-            return None
-        if module in named:
-            return named[module]
-        return next((scheme for matches, scheme in patterns if matches(module)), schemes.get("Linear"))
+    def stated(modules: Collection[str]) -> dict[str, QuantScheme | None]:
+        matched = first_matches(all_patterns, modules, "ignore and targets")
+
+        def scheme_of(module: str) -> QuantScheme | None:
+            number = matched.get(module, len(all_patterns)) - len(ignored_patterns)
+            if number < 0 or module in ignored:
+                return None
+            if module in named and module != CLASS:
+                return schemes[module]
+            return schemes[REGEX + patterns[number]] if number < len(patterns) else schemes.get(CLASS)
+
+        return {module: scheme_of(module) for module in modules}
 
     return CheckpointQuantization(tuple(dict.fromkeys(schemes.values())), stated)
 
 
-def matcher(targets: list[str], field: str) -> Callable[[str], bool]:
-    """Returns whether the name of a module is one of `targets`: a name, or a regular expression after "re:"."""
-    exact, patterns = frozenset(targets), []
-    for target in targets:
-        if target.startswith(REGEX):
-            try:
-                patterns.append(re.compile(target.removeprefix(REGEX)))
-            except (re.error, RecursionError, OverflowError):
-                raise refuse(field, target, "regular expressions of Python after re:") from None
-    return lambda module: module in exact or any(pattern.match(module) for pattern in patterns)
+def _split(targets: Iterable[str]) -> tuple[frozenset[str], list[str]]:
+    """Returns the names of modules, and the regular expressions, which begin with `REGEX`."""
+    patterns = [target for target in targets if target.startswith(REGEX)]
+    return frozenset(targets) - set(patterns), [pattern.removeprefix(REGEX) for pattern in patterns]
 
 
 def _scheme(format: str, weights: Mapping[str, Any]) -> QuantScheme:

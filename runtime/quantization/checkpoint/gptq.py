@@ -6,8 +6,7 @@ along the outputs. `scales` is [groups, outputs]. `g_idx` int32 [inputs] has the
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +14,15 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.quantization.checkpoint.integers import IntegerScheme, checked, flag_of, group_size_of
-from runtime.quantization.checkpoint.scheme import CheckpointQuantization, Read, refuse, register_method
+from runtime.quantization.checkpoint.patterns import first_matches
+from runtime.quantization.checkpoint.scheme import (
+    CheckpointQuantization,
+    QuantScheme,
+    Read,
+    refuse,
+    register_method,
+    shown,
+)
 
 V1, V2 = "gptq", "gptq_v2"  # checkpoint_format; v1 stores zero points minus 1
 ONES = {4: 0x11111111, 8: 0x01010101}  # a word with a 1 for each integer
@@ -93,11 +100,18 @@ def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
         bits, group_size_of(config), asymmetric=not flag_of(config, "sym", default=False), v1=layout == V1,
         in_order=not flag_of(config, "desc_act", default=False),
     )  # fmt: skip
-    return CheckpointQuantization.uniform(scheme, _excluded(config))
+    patterns = _dynamic(config)
+
+    def stated(modules: Collection[str]) -> dict[str, QuantScheme | None]:
+        """The first pattern that matches a name decides."""
+        matched = first_matches([pattern for pattern, _ in patterns], modules, "dynamic")
+        return {name: None if name in matched and patterns[matched[name]][1] else scheme for name in modules}
+
+    return CheckpointQuantization((scheme,), stated)
 
 
-def _excluded(config: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Returns whether `dynamic` excludes a module: the first pattern that matches its name decides."""
+def _dynamic(config: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """Returns the patterns of `dynamic`, and whether each excludes modules."""
     dynamic = config.get("dynamic") or {}
     if not isinstance(dynamic, Mapping):
         raise refuse("dynamic", dynamic, "an object of patterns")
@@ -109,13 +123,9 @@ def _excluded(config: Mapping[str, Any]) -> Callable[[str], bool]:
             for field in FORMAT_FIELDS:
                 if field in fields and fields[field] != config.get(field):
                     supported = f"the same {field} for all modules, and patterns that begin with {EXCLUDED}"
-                    raise refuse(f"dynamic {pattern!r}", {field: fields[field]}, supported)
-        try:
-            compiled = re.compile(pattern.removeprefix(EXCLUDED).removeprefix("+:"))
-        except (re.error, RecursionError, OverflowError):
-            raise refuse("dynamic", pattern, "regular expressions of Python") from None
-        patterns.append((compiled, excluded))
-    return lambda module: next((excluded for compiled, excluded in patterns if compiled.match(module)), False)
+                    raise refuse(f"dynamic {shown(pattern)}", {field: fields[field]}, supported)
+        patterns.append((pattern.removeprefix(EXCLUDED).removeprefix("+:"), excluded))
+    return patterns
 
 
 register_method("gptq", _method)

@@ -62,7 +62,8 @@ def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
             module = module.rpartition(".")[0]
         return schemes.get(module)
 
-    return CheckpointQuantization(tuple(dict.fromkeys(schemes.values())), stated)
+    unique = tuple(dict.fromkeys(schemes.values()))
+    return CheckpointQuantization(unique, lambda modules: {module: stated(module) for module in modules})
 
 
 def _scheme(config: Mapping[str, Any], *others: str) -> QuantScheme:

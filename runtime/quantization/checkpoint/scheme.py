@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,18 +52,18 @@ class CheckpointQuantization:
 
     Attributes:
         schemes: those of all weights.
-        stated: name of a module -> its scheme; None if config.json says that it is not quantized.
+        stated: names of modules -> the scheme of each; None if config.json says that it is not quantized.
     """
 
     schemes: tuple[QuantScheme, ...]
-    stated: Callable[[str], QuantScheme | None]
+    stated: Callable[[Collection[str]], dict[str, QuantScheme | None]]
 
     @classmethod
     def uniform(
         cls, scheme: QuantScheme, is_excluded: Callable[[str], bool] = lambda module: False
     ) -> CheckpointQuantization:
         """Returns a quantization with one scheme; `is_excluded` tells which modules are not quantized."""
-        return cls((scheme,), lambda module: None if is_excluded(module) else scheme)
+        return cls((scheme,), lambda modules: {name: None if is_excluded(name) else scheme for name in modules})
 
     @property
     def label(self) -> str:
@@ -75,20 +75,23 @@ class CheckpointQuantization:
         """Formats of the weights, joined with +."""
         return "+".join(dict.fromkeys(scheme.format for scheme in self.schemes))
 
-    def scheme_of(self, module: str) -> QuantScheme:
-        """Returns the scheme of a module whose weight is quantized in the files.
+    def schemes_of(self, modules: Collection[str]) -> dict[str, QuantScheme]:
+        """Returns the scheme of each module whose weight is quantized in the files.
 
         Raises:
-            ConfigError: config.json states none, and has several for others.
+            ConfigError: config.json states none for one, and has several for others; or as `stated`.
         """
         if len(self.schemes) == 1:
-            return self.schemes[0]
-        scheme = self.stated(module)
-        if scheme is None:
-            raise ConfigError(
-                f"quantizes the weight of {module!r}, to which config.json assigns none of its formats, {self.label}"
-            )
-        return scheme
+            return dict.fromkeys(modules, self.schemes[0])
+        found: dict[str, QuantScheme] = {}
+        for module, scheme in self.stated(modules).items():
+            if scheme is None:
+                raise ConfigError(
+                    f"quantizes the weight of {module!r}, to which config.json assigns none of its formats, "
+                    f"{self.label}"
+                )
+            found[module] = scheme
+        return found
 
 
 MakeQuantization = Callable[[Mapping[str, Any]], CheckpointQuantization]
