@@ -91,13 +91,18 @@ def _verify(model: str | None, args: argparse.Namespace, flags: list[str]) -> in
     recorded = None if args.answers is None else read_answers(args.answers)
     if args.record is not None and not args.record.absolute().parent.is_dir():
         raise ConfigError(f"--record {args.record}: its directory does not exist; create it")
+    if args.record is not None and args.record.is_dir():
+        raise ConfigError(f"--record {args.record}: is a directory; name a file")
     if args.against:
         return _against_transformers(engine)
     with _load(engine) as llm:
         found = [_answer(llm, prompt) for prompt in PROMPTS]
         about = {"unmask": runtime.__version__, "model": engine.model or "the demo model", **_about(llm)}
     if args.record is not None:
-        args.record.write_text(json.dumps({**about, "answers": found}), encoding="utf-8")
+        try:
+            args.record.write_text(json.dumps({**about, "answers": found}), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--record {args.record}: cannot be written: {error.strerror}") from None
         print(f"{args.record}: {len(found)} answers")
     elif recorded is None:
         for each in found:
@@ -141,7 +146,7 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
     """Returns the answers of a file of --record. Raises ConfigError if it has another form."""
     try:
         answers = json.loads(path.read_text(encoding="utf-8"))["answers"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"--answers {path}: cannot be read ({error!r}); give a file of --record") from None
 
     def is_valid(each: Any) -> bool:
@@ -249,10 +254,14 @@ class Reference:
         fields = {name: value for name, value in content.items() if name not in OWN_FIELDS}
         if fields.get("head_dim", 0) is None:
             del fields["head_dim"]
-        found: Any = AutoModelForCausalLM.from_pretrained(
-            directory, config=AutoConfig.for_model(model_type, **fields), dtype=getattr(torch, dtype),
-            attn_implementation="eager", output_loading_info=True, use_safetensors=True,
-        )  # fmt: skip
+        try:
+            found: Any = AutoModelForCausalLM.from_pretrained(
+                directory, config=AutoConfig.for_model(model_type, **fields), dtype=getattr(torch, dtype),
+                attn_implementation="eager", output_loading_info=True, use_safetensors=True,
+            )  # fmt: skip
+        except OSError as error:  # such as shards without an index
+            first = str(error).splitlines()[0]
+            raise ConfigError(f"--against transformers: cannot read {directory}: {first}; use --answers") from None
         self.model, loaded = found
         if wrong := sorted({*loaded["missing_keys"], *loaded["unexpected_keys"], *loaded["mismatched_keys"]}, key=str):
             raise ConfigError(

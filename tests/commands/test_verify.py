@@ -25,13 +25,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def compared(path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, list[str]]:
-    code = cli.main(["verify", "--answers", str(path), *CPU, *flags])
-    return code, capsys.readouterr().out.splitlines()
-
-
 def test_equal_and_different_answers(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compared(recorded, capsys) == (0, ["10 of 10 answers are equal"])
+    assert cli.main(["verify", "--answers", str(recorded), *CPU]) == 0
+    assert capsys.readouterr().out == "10 of 10 answers are equal\n"
     document = json.loads(recorded.read_text())
     assert (document["family"], document["dtype"], len(document["answers"])) == ("llada2", "float32", 10)
     answers = document["answers"]
@@ -41,8 +37,8 @@ def test_equal_and_different_answers(recorded: Path, tmp_path: Path, capsys: pyt
     del answers[3]["prompt_ids"]  # as of a program that has no such ids
     changed = tmp_path / "changed.json"
     changed.write_text(json.dumps({"answers": answers}))
-    code, (first, second, third, total) = compared(changed, capsys)
-    assert code == 1
+    assert verify.report(verify.read_answers(recorded), verify.read_answers(changed)) == 1
+    first, second, third, total = capsys.readouterr().out.splitlines()
     assert first == f"answer 1 differs from position 3: {answers[0]['ids'][3] - 1}, not {answers[0]['ids'][3]}"
     count = len(answers[1]["ids"])
     assert second == f"answer 2 differs in length: {count - 1}, not {count} tokens"
@@ -61,8 +57,10 @@ def test_without_a_file_the_answers_are_printed(capsys: pytest.CaptureFixture[st
     [
         (["--answers", "nothing.json"], "--answers nothing.json: cannot be read"),
         (["--answers", "wrong.json"], "--answers wrong.json: answers[1] differ from what --record writes"),
+        (["--answers", "deep.json"], "--answers deep.json: cannot be read (RecursionError("),
         (["--answers", "short.json"], "--answers short.json: the prompts differ from what --record writes"),
         (["--record", "no/such/place.json"], "--record no/such/place.json: its directory does not exist"),
+        (["--record", "."], "--record .: is a directory; name a file"),
         (["--against", "transformers"], "no model with the layers and tensors of the family llada2"),
         (["--quantisation", "int4"], "no such flag"),
     ],
@@ -73,6 +71,7 @@ def test_what_cannot_be_compared_is_said_before_the_model_is_loaded(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verify, "_load", lambda engine: pytest.fail("it was loaded"))
     Path("wrong.json").write_text('{"answers": [{"ids": []}, {"ids": ["a"]}]}')
+    Path("deep.json").write_text('{"answers": ' + "[" * 100_000)
     Path("short.json").write_text('{"answers": [{"ids": []}]}')
     assert cli.main(["verify", *argv, *CPU]) == 2
     assert says in capsys.readouterr().err.splitlines()[-1]
@@ -116,3 +115,7 @@ def test_another_forward_and_other_tensors_are_found(
     assert code == 2
     assert "its qwen2 model and" in last
     assert against(directory, capsys, "--quantization", "int8")[0] == 2
+    (directory / "model.safetensors").rename(directory / "weights.safetensors")
+    code, last = against(directory, capsys)
+    assert code == 2
+    assert "cannot read" in last
