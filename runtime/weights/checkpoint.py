@@ -392,6 +392,10 @@ def open_tensors(path: str, name: object) -> Any:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{name} is not a readable safetensors file: {_first_line(error)}") from None
+    except (RuntimeError, MemoryError) as error:  # a file larger than the memory that Linux or a limit lets it map
+        raise ConfigError(
+            f"{name} cannot be mapped into memory: {_first_line(error)}; give it more memory, or use smaller shards"
+        ) from None
 
 
 def _first_line(error: Exception) -> str:

@@ -266,6 +266,18 @@ def test_broken_shards(tiny):
         resolve_checkpoint(str(path))
 
 
+@pytest.mark.parametrize("error", [RuntimeError("unable to mmap 9 bytes from file </x>: no memory"), MemoryError()])
+def test_a_file_larger_than_the_memory_that_can_be_mapped(tiny, monkeypatch, error):
+    def refuse(path, **_):
+        raise error
+
+    monkeypatch.setattr("runtime.weights.checkpoint.safe_open", refuse)
+    with pytest.raises(
+        ConfigError, match=r"^\S*model\.safetensors cannot be mapped into memory: .*, or use smaller shards$"
+    ):
+        load(tiny())
+
+
 def test_a_directory_without_permission(tmp_path, monkeypatch):
     def refuse(path, **_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
