@@ -25,7 +25,7 @@ from tests.quantization.packed_integers import (
     gptq_config,
     int8_with_zero_points,
 )
-from tests.quantization.quantized_files import ACTIVATION_ORDER, FLOAT, INT, LAYOUTS, compressed, write_both
+from tests.quantization.quantized_files import ACTIVATION_ORDER, FLOAT, FP8, INT, LAYOUTS, compressed, write_both
 
 CPU = torch.device("cpu")
 KNOWN = LAYOUTS | ACTIVATION_ORDER
@@ -352,6 +352,8 @@ def test_unsupported_formats_are_refused_by_name(stated, sentence):
         (awq_config(128, modules_to_not_convert=["mlp.gate"]), "model.layers.0.mlp.gate_proj", False),  # a substring
         (awq_config(128, modules_to_not_convert=["visual"]), "model.layers.0.mlp.gate_proj", True),
         (awq_config(128, modules_to_not_convert=None), "lm_head", True),
+        (FP8 | {"modules_to_not_convert": ["model.layers.0.mlp"]}, "model.layers.0.mlp.up_proj", False),
+        (FP8 | {"modules_to_not_convert": ["mlp.gate"]}, "model.layers.0.mlp.gate_proj", True),  # whole parts of names
     ],
 )
 def test_modules_that_a_config_excludes(config, module, is_quantized):

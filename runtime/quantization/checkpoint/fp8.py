@@ -14,6 +14,7 @@ from runtime.quantization.checkpoint.scheme import (
     CheckpointQuantization,
     QuantScheme,
     Read,
+    name_list,
     refuse,
     register_method,
 )
@@ -91,11 +92,11 @@ def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
     if config.get("fmt", "e4m3") != "e4m3":
         raise refuse("fmt", config["fmt"], "e4m3")
     block = config.get("weight_block_size")
-    if block is None:
-        return CheckpointQuantization.uniform(ChannelScale())
-    if not is_block(block):
+    if block is not None and not is_block(block):
         raise refuse("weight_block_size", block, SUPPORTED)
-    return CheckpointQuantization.uniform(BlockScale(block[0]))
+    excluded = name_list(config, "modules_to_not_convert", [])
+    scheme = ChannelScale() if block is None else BlockScale(block[0])
+    return CheckpointQuantization.uniform(scheme, lambda module: any(f".{name}." in f".{module}." for name in excluded))
 
 
 register_method("fp8", _method)
