@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from runtime.errors import ConfigError
 from runtime.kernels.common import wide
 from runtime.kernels.fused_argmax import ArgmaxOutput, lm_head_argmax_reference
 from runtime.kernels.quantized_tensor import Fp8, quantize_fp8
@@ -35,9 +36,17 @@ def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 class SoftcapLMHead:
-    """lm_head with soft-capped logits: cap * tanh(logits / cap); `uncapped` returns the logits before."""
+    """lm_head with soft-capped logits: cap * tanh(logits / cap); `uncapped` returns the logits before.
+
+    Raises:
+        ConfigError: the argmax is to be found with e4m3 products, but every request of such a model needs its logits.
+    """
 
     def __init__(self, weight: Weight, kernels: KernelSet, cap: float) -> None:
+        if kernels.fp8_lm_head_argmax is not None:
+            raise ConfigError(
+                "--quantized-lm-head: no kernel multiplies an LM head with soft-capped logits in e4m3; leave it out"
+            )
         self.weight = weight
         self.kernels = kernels
         self.cap = cap

@@ -454,6 +454,14 @@ def test_golden_generation(case):
             torch.testing.assert_close(entropy, trace["entropy"], rtol=1e-3, atol=1e-3)
 
 
+def test_an_lm_head_in_eight_bits_is_refused():
+    """`--quantized-lm-head` would have no effect."""
+    build = LayerFactory.create("meta", torch.bfloat16, quantization="fp8")
+    family = resolve_family(None, CONFIG)
+    with pytest.raises(ConfigError, match=r"^--quantized-lm-head: no kernel .* soft-capped logits in e4m3; leave it"):
+        family.make(parse(CONFIG), replace(build, kernels=TRITON.for_quantization("fp8")))
+
+
 def test_a_checkpoint_that_quantizes_queries_alone_is_refused_by_name(tmp_path):
     quantize_fp8, tensors = quantized_files.int4(None), {}
     for name, weight in load_file(FOLDER / "model.safetensors").items():
