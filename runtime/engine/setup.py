@@ -92,8 +92,7 @@ def load_engine(
         lora = make_lora_setup(config, fetched, family, arch, dtype, device)
         build = LayerFactory.create(
             device, dtype, config.attn_impl, info.quantization, lora.lora_config, deterministic=config.deterministic,
-            fp8_lm_head=config.quantized_lm_head,
-            group=group, expert_parallel=config.expert_parallel_size > 1,
+            fp8_lm_head=config.quantized_lm_head, group=group, expert_parallel=config.expert_parallel_size > 1,
         )  # fmt: skip
         on_files(fetched())
         plan = _equal_length(plan, rank)

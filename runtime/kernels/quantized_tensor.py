@@ -25,12 +25,12 @@ INVERSE_FP8_MAX = 1 / FP8_MAX  # a product has the same bits everywhere; torch d
 MIN_SCALE = 2.0**-120  # smallest scale, because a row of zeros must not have scale 0
 FEW_ROWS = 1024  # up to this number of rows, each program quantizes one row
 MAX_CODE = {torch.int8: 127.0, torch.uint8: 8.0, E4M3: FP8_MAX}  # largest absolute code, by storage dtype
-# Candidate scales of an int4 group, relative to its largest value: 1/7 and 1/-8 represent it exactly, others clip it.
 NF4 = (  # values of the codes of NF4, times the scale: quantiles of a normal distribution
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
+# Candidate scales of an int4 group, relative to its largest value: 1/7 and 1/-8 represent it exactly, others clip it.
 STEPS = tuple(ratio / end for end in (7, -8) for ratio in (1.0, 0.94, 0.88, 0.82))
 
 

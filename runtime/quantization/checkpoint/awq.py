@@ -16,8 +16,16 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import QuantizedTensor
-from runtime.quantization.checkpoint.integers import IntegerScheme, checked, flag_of, group_size_of
-from runtime.quantization.checkpoint.scheme import CheckpointQuantization, Read, name_list, refuse, register_method
+from runtime.quantization.checkpoint.integers import IntegerScheme, group_size_of
+from runtime.quantization.checkpoint.scheme import (
+    CheckpointQuantization,
+    Read,
+    checked,
+    flag_of,
+    name_list,
+    refuse,
+    register_method,
+)
 
 GEMM, GEMV = "gemm", "gemv"
 NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each four bits of a word, from the lowest

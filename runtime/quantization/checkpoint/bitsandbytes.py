@@ -19,12 +19,13 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import NF4, GroupQuantized, QuantizedTensor, nf4_values, pack
-from runtime.quantization.checkpoint.integers import checked, flag_of
 from runtime.quantization.checkpoint.scheme import (
     WEIGHT,
     CheckpointQuantization,
     QuantScheme,
     Read,
+    checked,
+    flag_of,
     name_list,
     refuse,
     register_method,

@@ -14,7 +14,7 @@ from runtime.errors import ConfigError
 from runtime.kernels.nvfp4 import GROUP
 from runtime.kernels.quantized_tensor import GroupQuantized, QuantizedTensor
 from runtime.quantization.checkpoint.fp8 import BlockScale, ChannelScale, channel_scales, is_block
-from runtime.quantization.checkpoint.integers import STORED_GROUPS, IntegerScheme, checked, flag_of
+from runtime.quantization.checkpoint.integers import STORED_GROUPS, IntegerScheme
 from runtime.quantization.checkpoint.nvfp4 import MX_GROUP, CompressedNvfp4, Mxfp4
 from runtime.quantization.checkpoint.patterns import first_matches
 from runtime.quantization.checkpoint.scheme import (
@@ -23,6 +23,8 @@ from runtime.quantization.checkpoint.scheme import (
     CheckpointQuantization,
     QuantScheme,
     Read,
+    checked,
+    flag_of,
     name_list,
     refuse,
     register_method,

@@ -13,12 +13,14 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import QuantizedTensor
-from runtime.quantization.checkpoint.integers import IntegerScheme, checked, flag_of, group_size_of
+from runtime.quantization.checkpoint.integers import IntegerScheme, group_size_of
 from runtime.quantization.checkpoint.patterns import first_matches
 from runtime.quantization.checkpoint.scheme import (
     CheckpointQuantization,
     QuantScheme,
     Read,
+    checked,
+    flag_of,
     refuse,
     register_method,
     shown,

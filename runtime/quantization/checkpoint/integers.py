@@ -81,33 +81,9 @@ class IntegerScheme(QuantScheme):
         return GroupQuantized((codes ^ 128).view(torch.int8), scales, inputs, stored, signed, order)
 
 
-def checked(tensor: torch.Tensor, ending: str, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor of this shape and dtype. float32 stands for every floating point type, which it converts.
-
-    Raises:
-        ConfigError: another shape or type; the message continues a sentence that names the weight.
-    """
-    if list(tensor.shape) != shape:
-        raise ConfigError(f"has {ending} {list(tensor.shape)}, not {shape}")
-    if dtype != torch.float32:
-        if tensor.dtype != dtype:
-            raise ConfigError(f"has {ending} of {tensor.dtype}, not {dtype}")
-    elif not tensor.is_floating_point() or tensor.element_size() < 2:
-        raise ConfigError(f"has {ending} of {tensor.dtype}, not torch.float16, torch.bfloat16 or torch.float32")
-    return tensor.to(dtype)
-
-
 def group_size_of(config: Mapping[str, Any]) -> int | None:
     """Returns a config's inputs per scale, None for one scale per output. Raises ConfigError if it is unsupported."""
     size = config.get("group_size")
     if type(size) is not int or size not in (-1, *STORED_GROUPS):
         raise refuse("group_size", size, f"{', '.join(map(str, STORED_GROUPS))}, and -1 for one scale per output")
     return None if size == -1 else size
-
-
-def flag_of(config: Mapping[str, Any], field: str, *, default: bool) -> bool:
-    """Returns a boolean of a config. Raises ConfigError for another value."""
-    value = config.get(field, default)
-    if type(value) is not bool:
-        raise refuse(field, value, "true and false")
-    return value

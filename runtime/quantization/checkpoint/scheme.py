@@ -163,3 +163,27 @@ def name_list(config: Mapping[str, Any], field: str, default: list[str]) -> list
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise refuse(field, names, "a list of names of modules")
     return names
+
+
+def flag_of(config: Mapping[str, Any], field: str, *, default: bool) -> bool:
+    """Returns a boolean of a config. Raises ConfigError for another value."""
+    value = config.get(field, default)
+    if type(value) is not bool:
+        raise refuse(field, value, "true and false")
+    return value
+
+
+def checked(tensor: torch.Tensor, ending: str, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    """Returns a tensor of this shape and dtype. float32 stands for every floating point type, which it converts.
+
+    Raises:
+        ConfigError: another shape or type; the message continues a sentence that names the weight.
+    """
+    if list(tensor.shape) != shape:
+        raise ConfigError(f"has {ending} {list(tensor.shape)}, not {shape}")
+    if dtype != torch.float32:
+        if tensor.dtype != dtype:
+            raise ConfigError(f"has {ending} of {tensor.dtype}, not {dtype}")
+    elif not tensor.is_floating_point() or tensor.element_size() < 2:
+        raise ConfigError(f"has {ending} of {tensor.dtype}, not torch.float16, torch.bfloat16 or torch.float32")
+    return tensor.to(dtype)
