@@ -94,6 +94,9 @@ def load_model(
                 formats = weight_formats(named_weights(cast(nn.Module, meta)), opened.slots, schemes)
             except ConfigError as error:
                 raise ConfigError(f"{checkpoint.path} {error}") from None
+            quantized = {slot.param for name, slot in opened.slots.items() if schemes.get(name) is not None}
+            if lost := sorted(path for path in quantized if path in formats and formats[path] is None):
+                log.warning("%s dequantized: other weights of the same experts have another format", summary(lost))
         model = make_model(family, arch, build, formats)
         module = cast(nn.Module, model)
         _check_same_weights(module, cast(nn.Module, meta))

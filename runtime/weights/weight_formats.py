@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +22,6 @@ from runtime.weights.checkpoint import Checkpoint, summary
 from runtime.weights.shard_reader import group_tensors
 
 Arch = TypeVar("Arch")
-log = logging.getLogger(__name__)
 
 Formats = dict[str, str | None]  # path of a weight that can be quantized -> its format; None: unquantized
 
@@ -91,8 +89,6 @@ def weight_formats(
     for path in _stacks(weights):
         layers.setdefault(_layer(path), []).append(path)
     mixed = [path for stacks in layers.values() if len({formats[each] for each in stacks}) > 1 for path in stacks]
-    if dequantized := sorted(path for path in mixed if formats[path] is not None):
-        log.warning("%s dequantized: other weights of the same experts have another format", summary(dequantized))
     return formats | dict.fromkeys(mixed)
 
 

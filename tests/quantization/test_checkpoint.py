@@ -114,6 +114,15 @@ def test_unquantized_experts(tmp_path, layout, unquantized, expected):
     torch.testing.assert_close(logits(quantized), logits(plain), rtol=1e-3, atol=1e-3)
 
 
+def test_dequantized_experts_are_named_in_one_line_of_the_log(tmp_path, caplog):
+    quantized, _ = write_both(
+        INT4, TINY, tmp_path, lambda name: re.fullmatch(r".*mlp\.experts\..*\.down_proj\..*", name)
+    )
+    LLM(model=str(quantized), device="cpu", skip_tokenizer=True).close()
+    (line,) = [record.getMessage() for record in caplog.records if "dequantized" in record.getMessage()]
+    assert line.startswith("'layers.1.mlp.gate_up_proj', 'layers.2.mlp.gate_up_proj' dequantized: other weights of")
+
+
 @pytest.mark.parametrize(
     ("unquantized", "message"),
     [
