@@ -58,6 +58,11 @@ class Metrics(Collector):
             "Statuses that the API server refused. A minimal status replaced them.",
             registry=own,
         )
+        self.unsynced_namespaces = Gauge(
+            "unmask_operator_unsynced_namespaces",
+            "Namespaces of watchNamespaces that this leader could never list. Nothing is reconciled in them.",
+            registry=own,
+        )
         self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:

@@ -40,8 +40,8 @@ def waiting(missing=True):
 class Scene:
     """Runs a resync with a fake client and records what it enqueues.
 
-    The client lists the `objects` of a kind, or raises its error in `errors`, or never answers about `silent` ones.
-    Each list takes a millisecond. `tries` has the time, kind and namespace of each.
+    The client lists the `objects` of a kind, or raises its error in `errors` (by kind, or by kind and namespace), or
+    never answers about `silent` ones. Each list takes a millisecond. `tries` has the time, kind and namespace of each.
     """
 
     def __init__(self, objects=(), errors=(), version=7, silent=(), **settings):
@@ -59,8 +59,8 @@ class Scene:
         self.max_at_once = max(self.at_once, self.max_at_once)
         await asyncio.sleep(1e9 if kind in self.silent else 0.001)
         self.at_once -= 1
-        if kind in self.errors:
-            raise self.errors[kind]
+        if error := self.errors.get(kind) or self.errors.get((kind, namespace)):
+            raise error
         return [transform(item) for item in self.objects.get(kind, ())], self.version
 
     def times(self, kind):
@@ -105,6 +105,30 @@ async def test_a_kind_that_cannot_be_listed_is_named_and_prevents_the_sync_only_
     failures = {"status": str(error.status)}
     assert scene.metrics.registry.get_sample_value("unmask_operator_api_errors_total", failures) >= 1
     assert scene.enqueued == [KEY] * len(objects), "objects of the other lists were not enqueued"
+
+
+@simulated
+async def test_a_namespace_that_cannot_be_listed_stops_no_other_one_and_is_reconciled_once_it_can(caplog):
+    kind, mine, other = kind_of("apps/v1", "Deployment"), Key("a", "demo"), Key("b", "demo")
+    resources = [waiting(), waiting()]
+    for one, key in zip(resources, (mine, other), strict=True):
+        one["metadata"] |= {"namespace": key.namespace, "uid": key.namespace}
+    async with running({DLMS: resources}, {(kind, "b"): FORBIDDEN}, watch_namespaces=("a", "b")) as scene:
+        unsynced = "unmask_operator_unsynced_namespaces"
+        assert scene.resync.synced.is_set()
+        assert [scene.resync.is_synced(key) for key in (mine, other)] == [True, False]
+        assert "namespace b was deleted" in caplog.text
+        assert scene.metrics.registry.get_sample_value(unsynced) == 1
+        scene.enqueued.clear()
+        scene.errors.clear()
+        await asyncio.sleep(LONGEST_RETRY_SECONDS)
+        assert scene.resync.is_synced(other)
+        assert other in scene.enqueued
+        assert scene.metrics.registry.get_sample_value(unsynced) == 0
+        scene.errors[kind, "b"] = FORBIDDEN  # a namespace that is deleted later
+        scene.resync.kopf_has_listed(kind.path("b"))
+        await asyncio.sleep(2 * AFTER_KOPF_SECONDS)
+        assert scene.resync.is_synced(other), "its objects are in the cache"
 
 
 @simulated

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from unmask_operator.autoscaler.loop import Autoscaler
@@ -76,7 +76,7 @@ class Manager:
             poll = functools.partial(scrape, session, slots=self._slots)
             cache, now = self._cache, functools.partial(datetime.now, UTC)
             self._autoscaler = Autoscaler(
-                cache.resources, cache.resource, cache.pods, self._scale, self._queue.add, poll, now
+                self._synced_resources, cache.resource, cache.pods, self._scale, self._queue.add, poll, now
             )
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._resync.run())
@@ -100,6 +100,9 @@ class Manager:
                 log.warning("cannot read the API server's discovery: %s", error)
             await asyncio.sleep(pause)
 
+    def _synced_resources(self) -> Iterator[tuple[Key, Obj]]:
+        return ((key, resource) for key, resource in self._cache.resources() if self._resync.is_synced(key))
+
     async def _requeue_all(self) -> None:
         for key, _ in self._cache.resources():
             self._queue.add(key)
@@ -107,6 +110,9 @@ class Manager:
     async def _work(self) -> None:
         while True:
             key = await self._queue.get()
+            if not self._resync.is_synced(key):
+                self._queue.done(key)  # the resync enqueues it again
+                continue
             try:
                 self._cold_starts.observe(key, self._cache.pods(key))
                 result = await self._reconciler.reconcile(key, first_attempt=not self._queue.num_requeues(key))

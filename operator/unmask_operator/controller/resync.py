@@ -20,8 +20,8 @@ from unmask_operator.objects import SERVICE_LABEL, Key, Obj
 from unmask_operator.plan.plan import MISSING_CRD
 from unmask_operator.settings import Settings
 
-# The cache is synced once these were listed. If a child of another kind is missing from the cache, its create fails and
-# it is read. Without revisions, pods would be created from a new template.
+# A namespace is synced once these were listed in it. If a child of another kind is missing from the cache, its create
+# fails and it is read. Without revisions, pods would be created from a new template.
 NEEDED = {DLMS, PODS, REVISIONS, kind_of("apps/v1", "Deployment")}
 LISTS_AT_ONCE = 2  # each holds a page in memory
 PERIOD_SECONDS = 600.0  # between two lists of a kind
@@ -61,7 +61,9 @@ class Resync:
         self._events = events
         self._metrics = metrics
         self._slots = asyncio.Semaphore(LISTS_AT_ONCE)
-        self.synced = asyncio.Event()  # set once all kinds were tried and those of NEEDED were listed
+        self._unsynced = metrics.unsynced_namespaces
+        self._synced: set[str | None] = set()  # namespaces that were synced once; None: all namespaces
+        self.synced = asyncio.Event()  # set once all lists were tried and a namespace is synced
         self.apis: frozenset[str] = frozenset()  # the kinds of OPTIONAL that the API server serves (ApiKind.api)
         selectors = {DLMS: ",".join(settings.watch_selector)}
         self._sources = {
@@ -75,6 +77,10 @@ class Resync:
         async with asyncio.TaskGroup() as group:
             for source in self._sources.values():
                 group.create_task(self._repeat(source))
+
+    def is_synced(self, key: Key) -> bool:
+        """Returns whether the cache has what a reconcile of the resource needs. Other namespaces do not matter."""
+        return not self._synced.isdisjoint((None, key.namespace))
 
     def kopf_has_listed(self, path: str) -> None:
         """Schedules a list of a kind that kopf has just listed.
@@ -124,7 +130,18 @@ class Resync:
             if source.kind in OPTIONAL:
                 self._set_served(source.kind, True)
         source.tried = True
-        if all(each.tried and (each.listed or each.kind not in NEEDED) for each in self._sources.values()):
+        self._note_synced(source.namespace)
+
+    def _note_synced(self, namespace: str | None) -> None:
+        sources = self._sources.values()
+        own = [source for source in sources if source.namespace == namespace]
+        complete = all(source.tried and (source.listed or source.kind not in NEEDED) for source in own)
+        if complete and namespace not in self._synced:
+            self._synced.add(namespace)
+            if self.synced.is_set():
+                self._events.enqueue_all()  # the workers have skipped the resources of this namespace
+        self._unsynced.set(len({source.namespace for source in sources} - self._synced))
+        if self._synced and all(source.tried for source in sources):
             self.synced.set()
 
     def _failed(self, source: Source, error: ApiError) -> None:
@@ -136,6 +153,11 @@ class Resync:
         source.failures = min(source.failures + 1, 10)
         self._metrics.api_errors.labels(str(error.status)).inc()
         hint = "; check that its CustomResourceDefinition is installed" if error.not_found else ""
+        if source.namespace is not None and error.status == 403:
+            hint = (
+                f"; if namespace {source.namespace} was deleted, its Role is gone: helm upgrade creates it in a new "
+                "namespace of this name, or remove the name from watchNamespaces"
+            )
         log.warning("cannot list %s: %s%s", source.kind.plural, error, hint)
 
     def _set_served(self, kind: ApiKind, served: bool) -> None:
