@@ -53,6 +53,8 @@ ENV = [{"name": "P", "value": "http://proxy"}, {"name": "A", "valueFrom": {"fiel
 ZONE = {"maxSkew": 2, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
 OWN = {**ZONE, "labelSelector": {"matchLabels": {"a": "b"}}}
 SELECTOR = {"app.kubernetes.io/name": "unmask-operator", "app.kubernetes.io/instance": "unmask-operator"}
+SPREAD = {"labelSelector": {"matchLabels": SELECTOR}, "matchLabelKeys": ["pod-template-hash"]}
+NODES = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
 OWN_NAME = {"app.kubernetes.io/name": "inference", "app.kubernetes.io/instance": "unmask-operator"}
 SAFE = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
 DUAL = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]}
@@ -90,7 +92,8 @@ EFFECTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"global__imagePullSecrets": ["a", "b"], "imagePullSecrets": ["b"]},
      {"pod imagePullSecrets": [{"name": "a"}, {"name": "b"}]}),
     ({"topologySpreadConstraints": [ZONE, OWN]},
-     {"pod topologySpreadConstraints": [{**ZONE, "labelSelector": {"matchLabels": SELECTOR}}, OWN]}),
+     {"pod topologySpreadConstraints": [{**ZONE, **SPREAD}, OWN]}),
+    ({}, {"pod topologySpreadConstraints": [{**NODES, **SPREAD}]}),
     ({"topologySpreadConstraints": []}, {"pod topologySpreadConstraints": None}),
     ({"nameOverride": "inference"},
      {"Deployment metadata name": "unmask-operator-inference", "Deployment spec selector matchLabels": OWN_NAME,

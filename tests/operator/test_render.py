@@ -281,7 +281,9 @@ def test_every_child_and_the_pods_have_the_common_metadata_and_no_selector_has_i
     for kind in ("Deployment", "PodDisruptionBudget", "PodMonitor"):
         assert at(plan, f"{kind} spec selector") == {"matchLabels": SELECTOR}
     assert at(plan, "NetworkPolicy spec podSelector") == {"matchLabels": SELECTOR}
-    assert template(plan)["spec"]["topologySpreadConstraints"][0]["labelSelector"] == {"matchLabels": SELECTOR}
+    (spread,) = template(plan)["spec"]["topologySpreadConstraints"]
+    assert spread["labelSelector"] == {"matchLabels": SELECTOR}
+    assert spread["matchLabelKeys"] == ["pod-template-hash"]
 
 
 @pytest.mark.parametrize(

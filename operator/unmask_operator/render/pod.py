@@ -81,6 +81,7 @@ def _spec(resource: DiffusionLMService, settings: Settings, image: str, restarte
                 "topologyKey": "kubernetes.io/hostname",
                 "whenUnsatisfiable": "ScheduleAnyway",
                 "labelSelector": {"matchLabels": selector(resource.name)},
+                "matchLabelKeys": ["pod-template-hash"],  # pods that a rollout replaces do not count
             }
         ],
         "containers": [main],

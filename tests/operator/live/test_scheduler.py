@@ -10,6 +10,7 @@ from e2e.cluster import ApiServer, Kube, start_api_server
 from e2e.cluster.config import environment
 from e2e.cluster.operator_process import OperatorProcess, cluster_wide
 from tests.operator.live.objects import demo, wait_condition
+from unmask_operator.objects import RESTARTED_AT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("operator")]
 GPUS, NO_GPUS = "pretend-0", "pretend-1"  # a node with two GPUs, and one without
@@ -73,6 +74,24 @@ def test_obstacles_name_what_makes_the_service_available(kube: Kube, namespace: 
         kube.delete(resource)
     kube.patch(first, {"spec": {"podTemplate": {"spec": {"tolerations": [TOLERATION]}}}})
     wait_condition(kube, first, "Available", "True")
+
+
+def test_replicas_stay_on_different_nodes_after_rollouts(kube: Kube, namespace: str) -> None:
+    resource = kube.create(demo(namespace, replicas=2))
+    for restart in range(3):
+        kube.patch(resource, {"metadata": {"annotations": {RESTARTED_AT: str(restart)}}})
+        kube.wait("the rollout", lambda restart=restart: settled(kube, namespace, str(restart)))
+        assert sorted(pod["spec"]["nodeName"] for pod in live_pods(kube, namespace)) == sorted((GPUS, NO_GPUS)), restart
+
+
+def live_pods(kube: Kube, namespace: str) -> list[dict[str, Any]]:
+    return [pod for pod in kube.list("v1", "Pod", namespace) if "deletionTimestamp" not in pod["metadata"]]
+
+
+def settled(kube: Kube, namespace: str, restarted_at: str) -> bool:
+    """Returns whether two pods are left, both of this restart."""
+    pods = live_pods(kube, namespace)
+    return [(pod["metadata"].get("annotations") or {}).get(RESTARTED_AT) for pod in pods] == [restarted_at] * 2
 
 
 def test_a_gpu_node_whose_gpus_are_taken_is_busy(kube: Kube, namespace: str) -> None:
