@@ -45,6 +45,14 @@ OPTIONAL = {
     "ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"], "sessionAffinity": "ClientIP",
 }  # fmt: skip
 SURGE = {"maxSurge": 0, "maxUnavailable": "25%"}
+
+
+def stopped(section: str, **seconds: Any) -> Any:
+    """Returns a spec with containers whose preStop hooks sleep."""
+    hooks = {name: {"preStop": {"sleep": {"seconds": value}}} for name, value in seconds.items()}
+    return patch(**{section: [{"name": name, "lifecycle": hook} for name, hook in hooks.items()]})
+
+
 DEADLINE, GRACE = "Deployment spec progressDeadlineSeconds", "pod terminationGracePeriodSeconds"
 
 
@@ -125,6 +133,14 @@ RULES: list[tuple[Obj, Obj]] = [
     ({"readinessProbe": {"periodSeconds": 9}}, {"main readinessProbe periodSeconds": 9}),
     ({"drainTimeoutSeconds": 100, "drainDelaySeconds": 300}, {GRACE: 410, "main args --drain-delay": "300"}),
     ({"drainDelaySeconds": 0}, {GRACE: 70}),
+    (stopped("containers", main=30), {GRACE: 110}),
+    (stopped("containers", main=30) | {"drainDelaySeconds": 0}, {GRACE: 100}),
+    (stopped("containers", main=30, proxy=20), {GRACE: 110}),
+    (stopped("containers", proxy=200), {GRACE: 200}),
+    (stopped("initContainers", mesh=200), {GRACE: 200}),
+    (stopped("containers", main="30s"), {GRACE: 80}),
+    (main(lifecycle="no"), {GRACE: 80}),
+    (patch(terminationGracePeriodSeconds=20, **stopped("containers", main=30)["podTemplate"]["spec"]), {GRACE: 20}),
     # workload, Service and PodMonitor
     ({"rolloutStrategy": {"maxSurge": 0, "maxUnavailable": "25%"}}, {"Deployment spec strategy rollingUpdate": SURGE}),
     ({"service": {"port": 8080}}, {"Service spec ports http port": 8080, "Service spec ports http targetPort": "http"}),

@@ -50,6 +50,14 @@ def served(kind: str, *peers: Obj) -> Obj:
     return {"service": {"type": kind}, "networkPolicy": {"from": [*peers], "metricsFrom": [IP]}}
 
 
+SLEEP, COMMAND = {"sleep": {"seconds": 30}}, {"exec": {"command": ["sleep", "30"]}}
+
+
+def stopped(hook: Obj | None, **spec: Any) -> Obj:
+    entry = {"name": "main", "lifecycle": {"preStop": hook}}
+    return patch(containers=[entry], **spec)
+
+
 # Specs by reason, each with a part of the message.
 CONTRADICTIONS: dict[str, list[tuple[Obj, str]]] = {
     "NetworkPolicyBlocksClients": [
@@ -83,7 +91,11 @@ CONTRADICTIONS: dict[str, list[tuple[Obj, str]]] = {
     "CacheExceedsStorage": [(cached("50Gi"), "spec.modelCache.emptyDir.sizeLimit is 50Gi")],
     "GracePeriodTooShort": [(patch(terminationGracePeriodSeconds=69), "70 s"),
                             ({"drainTimeoutSeconds": 600, **patch(terminationGracePeriodSeconds=609)},
-                             "drainTimeoutSeconds")],
+                             "drainTimeoutSeconds"),
+                            (patch(terminationGracePeriodSeconds=None), "is 30"),
+                            (stopped(SLEEP, terminationGracePeriodSeconds=99), "100 s (preStop + ")],
+    "PreStopNotCounted": [(stopped(COMMAND), "to 80 and"), (stopped({"httpGet": {"port": 1}}), "drainDelaySeconds"),
+                          (stopped(COMMAND, terminationGracePeriodSeconds=80), "is 80")],
     "ProbeTimeoutExceedsPeriod": [
         ({name: {"periodSeconds": 2, "timeoutSeconds": 3, "failureThreshold": 99}}, name)
         for name in ("startupProbe", "livenessProbe")
@@ -107,7 +119,9 @@ CONSISTENT: list[Obj] = [
     {**GPU, **limits(**{"nvidia.com__gpumem": 4000, "nvidia.com__gpucores": 50})},
     {"gpu": {}, **main(resources={"claims": [{"name": "gpu"}], "limits": {"nvidia.com/gpu": None}})},
     memory("3Gi", sharedMemorySize="2Gi"), cached("20Gi"), {"drainTimeoutSeconds": 600},
-    patch(terminationGracePeriodSeconds=70), main(startupProbe=None, livenessProbe=None),
+    patch(terminationGracePeriodSeconds=70), stopped(SLEEP), stopped(None), stopped({}),
+    stopped(SLEEP, terminationGracePeriodSeconds=100), stopped(COMMAND, terminationGracePeriodSeconds=81),
+    main(startupProbe=None, livenessProbe=None),
     scaled(requests=None, runningRequestsPerReplica=8),
     {**scaled(runningRequestsPerReplica=8), "gpu": {}, "parallelism": {"data": 2}},
     scaled(runningRequestsPerReplica=8, queuedRequestsPerReplica=2),

@@ -1,6 +1,7 @@
 """Renders the pod template. `container.py` renders its container."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE
@@ -11,6 +12,7 @@ from unmask_operator.render.merge import merge_template
 from unmask_operator.settings import Settings
 
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+GRACE = "terminationGracePeriodSeconds"
 END_SECONDS = 10  # time for the process to exit after its last request
 
 
@@ -40,8 +42,32 @@ def render_pod(resource: DiffusionLMService, settings: Settings, restarted_at: s
         "spec": _with_account(resource.spec.pod_template.spec),
     }
     template = merge_template(base, patch)
+    if GRACE not in resource.spec.pod_template.spec:
+        template["spec"][GRACE] = _grace_period(template["spec"])
     marked = {**template["metadata"]["labels"], TEMPLATE_LABEL: digest(template)}
     return RenderedPod(image, {**template, "metadata": {**template["metadata"], "labels": marked}})
+
+
+def pre_stop_seconds(container: Obj) -> int | None:
+    """Returns how long the preStop hook of a container lasts: 0 without a hook, None if the length is unknown."""
+    hook = _member(_member(container, "lifecycle"), "preStop")
+    seconds = _member(_member(hook, "sleep"), "seconds")
+    return seconds if isinstance(seconds, int) else None if hook else 0
+
+
+def _member(obj: Any, name: str) -> Any:
+    return obj.get(name) if isinstance(obj, dict) else None  # the API server validates the podTemplate later
+
+
+def _grace_period(spec: Obj) -> int:
+    """Returns the grace period with the preStop hooks of podTemplate.
+
+    The hooks of all containers start together. SIGTERM follows after the container's own one, and then the engine
+    drains.
+    """
+    containers = (*spec["containers"], *spec.get("initContainers", ()))
+    hooks = {one["name"]: pre_stop_seconds(one) or 0 for one in containers}
+    return max(int(spec[GRACE]) + hooks[MAIN], *hooks.values())
 
 
 def _with_account(patch: Obj) -> Obj:
@@ -68,13 +94,12 @@ def _metadata(resource: DiffusionLMService, restarted_at: str) -> Obj:
 
 def _spec(resource: DiffusionLMService, settings: Settings, image: str, restarted_at: str) -> Obj:
     main = container.main(resource, settings, image, restarted_at)
-    ending = (resource.spec.drain_delay, resource.spec.drain_timeout_seconds, END_SECONDS)
     spec: Obj = {
         "serviceAccountName": engine_name(resource.name),
         "automountServiceAccountToken": False,  # the engine does not access the API server
         "enableServiceLinks": False,  # a Service called "unmask" would inject UNMASK_PORT, which the runtime reads
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "terminationGracePeriodSeconds": sum(ending),
+        GRACE: resource.spec.drain_delay + resource.spec.drain_timeout_seconds + END_SECONDS,
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,

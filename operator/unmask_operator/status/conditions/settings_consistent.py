@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from runtime.config import BY_DEST
 from unmask_operator.api import Spec, SpecError, parse
-from unmask_operator.objects import Obj
+from unmask_operator.objects import RESTARTED_AT, Obj
 from unmask_operator.plan.drift import quantity
 from unmask_operator.render.labels import MAIN
+from unmask_operator.render.pod import END_SECONDS, GRACE, pre_stop_seconds
 from unmask_operator.status.admission import planned_template
 from unmask_operator.status.condition import Condition, false
 from unmask_operator.status.status_input import StatusInput, number, section
@@ -57,7 +58,7 @@ def contradictions(spec: Spec, pod: Obj) -> Iterator[Contradiction]:
     main: Obj = next((c for c in pod.get("containers") or () if c.get("name") == MAIN), {})
     yield from _gpus(spec, main)
     yield from _memory(spec, main)
-    yield from _grace_period(spec, pod)
+    yield from _grace_period(spec, pod, main)
     yield from _probes(main)
     yield from _host_ports(spec, pod)
 
@@ -184,14 +185,25 @@ def _memory(spec: Spec, main: Obj) -> Iterator[Contradiction]:
         )
 
 
-def _grace_period(spec: Spec, pod: Obj) -> Iterator[Contradiction]:
-    needed = spec.drain_delay + spec.drain_timeout_seconds
-    grace = number(pod, "terminationGracePeriodSeconds", needed)
+def _grace_period(spec: Spec, pod: Obj, main: Obj) -> Iterator[Contradiction]:
+    hook, drain = pre_stop_seconds(main), spec.drain_delay + spec.drain_timeout_seconds
+    needed, grace = drain + (hook or 0), number(pod, GRACE, 30)  # 30: the API server's default
+    is_set = GRACE in spec.pod_template.spec
     if grace < needed:
+        parts = f"{'preStop + ' if hook else ''}drainDelaySeconds + drainTimeoutSeconds"
+        fix = "remove it from spec.podTemplate" if is_set else f"set the annotation {RESTARTED_AT} to a new value"
         yield Contradiction(
             "GracePeriodTooShort",
-            f"spec.podTemplate.spec.terminationGracePeriodSeconds is {grace}, and draining takes up to {needed} s "
-            "(drainDelaySeconds + drainTimeoutSeconds): requests are cut off; remove it from spec.podTemplate",
+            f"spec.podTemplate.spec.{GRACE} is {grace}, and ending takes up to {needed} s ({parts}): requests are cut "
+            f"off; {fix}",
+        )
+    elif hook is None and not (is_set and grace > drain + END_SECONDS):
+        yield Contradiction(
+            "PreStopNotCounted",
+            f"spec.podTemplate has a preStop hook of unknown length for the container {MAIN}, and {GRACE} is {grace}, "
+            f"of which draining takes up to {drain} s: requests may be cut off; use preStop.sleep, or "
+            f"drainDelaySeconds instead of the hook, or set spec.podTemplate.spec.{GRACE} to {drain + END_SECONDS} and "
+            "the time of the hook",
         )
 
 
