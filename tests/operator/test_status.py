@@ -344,7 +344,7 @@ LOADING = pod("loading")
             (reconcile("complete", "ready"), ["Ready"]),
             (reconcile("surging", "ready", later("loading", "new")), ["RolloutStarted"]),
             (reconcile("complete", pod("ready", "new")), ["ModelLoaded", "RolloutComplete", "Ready"]),
-            (reconcile("progressing", "oom_killed"), ["!OOMKilled", "!Unavailable"]),
+            (reconcile("progressing", "oom_killed"), ["!Unavailable"]),
             (reconcile("complete", "ready", replicas=0, resource=SUSPENDED), ["Suspended"]),  # its pod is terminating
             (reconcile("progressing", replicas=0, resource=SUSPENDED), []),
         ],

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import jsonschema_rs
@@ -16,7 +16,7 @@ from tests.operator.pod_states import make_pod
 from tests.operator.recorded import STATES, load, pod
 from tests.operator.samples import make, observe, resource, running
 from tools.crd import schema
-from unmask_operator.controller.reconciler import _event
+from unmask_operator.controller.event_recorder import event_object
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.objects import Ref
 from unmask_operator.plan.observed import Adapter, Decision, Load, Observed, PodEvent
@@ -162,7 +162,7 @@ def test_every_event_is_within_the_limits(event: Event, pod_name: str) -> None:
 
 
 def check_event(event: Event, pod_name: str = "operator-0") -> None:
-    written = _event(resource(), event, pod_name, datetime.now(UTC))
+    written = event_object(resource(), event, pod_name, datetime.now(UTC))
     for member in ("reason", "action", "reportingController", "reportingInstance"):
         assert len(written[member].encode()) <= 128, member
     assert written["reason"]
@@ -240,6 +240,7 @@ def test_a_refusal_that_lasts_is_reported_once_and_ends() -> None:
     assert "url" in api.resource["status"]
     api.wrong = lambda verb, patch: REFUSED if verb == "status" else None
     api.edit()
+    api.observed = replace(api.observed, now=api.observed.now + timedelta(hours=1))
     with pytest.raises(ApiError, match="Invalid value"):
         api.reconcile()
     assert len(api.events("StatusRefused")) == 2

@@ -2,32 +2,26 @@
 
 import logging
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from unmask_operator.controller import adapters, adoption
 from unmask_operator.controller.apply import Applier, Outcome
+from unmask_operator.controller.event_recorder import EventRecorder
 from unmask_operator.controller.field_conflicts import FieldConflicts
 from unmask_operator.kube.cache import Cache, slim
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import DLMS, EVENTS, PODS, kind_of
+from unmask_operator.kube.kinds import DLMS, PODS, kind_of
 from unmask_operator.kube.merge_patch import merge_patch
 from unmask_operator.metrics import Metrics
-from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND, Key, Obj, Ref, controller_uid
+from unmask_operator.objects import Key, Obj, Ref, controller_uid
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import last_accepted, plan
 from unmask_operator.settings import Settings
 from unmask_operator.status import status
-from unmask_operator.status.limits import (
-    EVENT_NOTE_LENGTH,
-    EVENT_REASON_LENGTH,
-    minimal,
-    valid_bytes,
-    valid_reason,
-)
+from unmask_operator.status.limits import minimal
 from unmask_operator.status.transitions import Event, transitions
 
 STATUS_REFUSED = "StatusRefused"  # an Event's reason
@@ -62,6 +56,7 @@ class Reconciler:
         self._observe = observe
         self._metrics = metrics
         self._conflicts = FieldConflicts(clock)
+        self._events = EventRecorder(client, settings.pod_name)
         self._applier = Applier(client, cache, lambda verb: metrics.writes.labels(verb).inc(), self._conflicts)
         self._status_refusals: dict[Key, str] = {}  # message of the last write if it was refused
 
@@ -93,6 +88,7 @@ class Reconciler:
         if resource is None or resource["metadata"].get("deletionTimestamp"):
             self._status_refusals.pop(key, None)
             self._applier.forget(key)
+            self._events.forget(key)
             return Result()  # the garbage collector deletes the children
         children = await self._children(key, resource["metadata"]["uid"])
         observed = await self._observe(resource, children, self._cache.pods(key))
@@ -100,7 +96,7 @@ class Reconciler:
         if adopted:
             log.info("adopted %d objects", len(adopted), extra={"service": key})
             self._metrics.writes.labels("adopt").inc(len(adopted))
-            await self._write_events(key, resource, [adoption.event(adopted)], observed.now)
+            await self._events.record(key, resource, [adoption.event(adopted)], observed.now)
         outcome = await self._applier.apply(
             lambda known: plan(known, self._settings), lambda known: last_accepted(known, self._settings), observed
         )
@@ -159,6 +155,7 @@ class Reconciler:
         new = status(outcome.observed, outcome.plan)
         if not merge_patch(old, new):
             self._status_refusals.pop(key, None)
+            await self._events.record(key, resource, (), outcome.observed.now)
             return False
         events: list[Event] = []
         try:
@@ -179,7 +176,7 @@ class Reconciler:
         same_labels = written["metadata"].get("labels") == resource["metadata"].get("labels")
         if same_labels:  # with other labels it may no longer match the watch's selector
             self._cache.put(DLMS, written, answered=True)
-        await self._write_events(key, resource, [*events, *transitions(old, new)], outcome.observed.now)
+        await self._events.record(key, resource, [*events, *transitions(old, new)], outcome.observed.now)
         return same_labels and _user_fields(slim(DLMS, written)) != _user_fields(resource)
 
     async def _patch_status(self, key: Key, resource: Obj, new: Obj) -> Obj | None:
@@ -206,39 +203,14 @@ class Reconciler:
         try:
             written = await self._patch_status(key, resource, new)
         except ApiError:
-            await self._write_events(key, resource, events, now)
+            await self._events.record(key, resource, events, now)
             raise
         if written is None:
-            await self._write_events(key, resource, events, now)
+            await self._events.record(key, resource, events, now)
         return written
-
-    async def _write_events(self, key: Key, resource: Obj, events: Sequence[Event], now: datetime) -> None:
-        for event in events:
-            try:
-                await self._client.create(_event(resource, event, self._settings.pod_name, now))
-            except ApiError as error:  # no reconcile fails for an Event
-                log.warning("cannot write an Event: %s", error, extra={"service": key})
 
 
 def _user_fields(resource: Obj) -> list[object]:
     """Returns the fields of the resource that users set."""
     meta = resource["metadata"]
     return [resource.get("spec"), *(meta.get(member) for member in ("annotations", "deletionTimestamp"))]
-
-
-def _event(resource: Obj, transition: Event, instance: str, now: datetime) -> Obj:
-    """Returns the Event of a transition, reported by the pod `instance`."""
-    meta = resource["metadata"]
-    return {
-        "apiVersion": EVENTS.api_version,
-        "kind": EVENTS.kind,
-        "metadata": {"namespace": meta["namespace"], "name": f"{meta['name']}.{uuid.uuid4().hex[:16]}"},
-        "regarding": {"apiVersion": API_VERSION, "kind": KIND, **{m: meta[m] for m in ("namespace", "name", "uid")}},
-        "type": transition.type,
-        "reason": valid_reason(transition.reason),
-        "note": valid_bytes(transition.message, EVENT_NOTE_LENGTH),
-        "action": "Reconcile",
-        "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        "reportingController": FIELD_MANAGER,
-        "reportingInstance": valid_bytes(instance, EVENT_REASON_LENGTH),
-    }

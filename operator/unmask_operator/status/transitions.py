@@ -46,6 +46,8 @@ def transitions(old: Obj, new: Obj) -> list[Event]:
     events: dict[tuple[str, str], Event] = {}
     for event in _events(old, new):
         events.setdefault((event.type, event.reason), event)
+    if unavailable := events.get(("Warning", "Unavailable")):  # it has the reason and message of another condition
+        events = {name: e for name, e in events.items() if f"{e.reason}: {e.message}" != unavailable.message}
     if ("Normal", "Ready") in events and _became_true("Available", old, new):
         for reason in STEPS:
             events.pop(("Normal", reason), None)

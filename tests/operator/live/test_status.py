@@ -2,13 +2,16 @@
 
 import secrets
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 
 from e2e.cluster import ApiServer, Kube
 from e2e.cluster.operator_process import OperatorProcess, cluster_wide
 from tests.operator.live.objects import Obj, condition, demo, read, wait_all_true, wait_condition
+from unmask_operator.controller.event_recorder import event_object
 from unmask_operator.objects import SERVICE_LABEL
+from unmask_operator.status.transitions import Event
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("operator")]
 
@@ -90,6 +93,26 @@ def test_a_pod_without_gpu_then_crashing_then_ready_and_an_edit_that_does_not_ch
     admin.wait("demo-r2", lambda: read(admin, resource)["status"]["currentRevision"] == "demo-r2")
     wait_all_true(admin, resource)
     assert "RolloutStarted" not in {event["reason"] for event in admin.list("events.k8s.io/v1", "Event", namespace)}
+    admin.delete(node)
+
+
+def test_a_pod_that_flaps_makes_no_event_per_flap(admin, namespace):
+    resource = admin.create(demo(namespace))
+    pod = first_pod(admin, resource)
+    node = make_node(admin, "0")
+    bind(admin, pod, node)
+    run(admin, pod, "127.0.0.1", started=True, ready=True)
+    wait_condition(admin, resource, "Available", "True")
+    for _ in range(3):
+        for ready in (False, True):
+            run(admin, pod, "127.0.0.1", started=True, ready=ready)
+            wait_condition(admin, resource, "Available", str(ready))
+    reasons = [event["reason"] for event in admin.list("events.k8s.io/v1", "Event", namespace)]
+    assert [reasons.count(reason) for reason in ("Ready", "Unavailable", "ReadinessProbeFailed")] == [1, 1, 0]
+    series = event_object(
+        read(admin, resource), Event("Normal", "Ready", "again"), "operator-0", datetime.now(UTC), count=3
+    )
+    assert admin.create(series)["series"]["count"] == 3, "the API server refuses a new Event with a series"
     admin.delete(node)
 
 

@@ -187,8 +187,8 @@ def _memory(spec: Spec, main: Obj) -> Iterator[Contradiction]:
 
 def _grace_period(spec: Spec, pod: Obj, main: Obj) -> Iterator[Contradiction]:
     hook, drain = pre_stop_seconds(main), spec.drain_delay + spec.drain_timeout_seconds
-    needed, grace = drain + (hook or 0), number(pod, GRACE, 30)  # 30: the API server's default
-    is_set = GRACE in spec.pod_template.spec
+    needed, is_set = drain + (hook or 0), GRACE in spec.pod_template.spec
+    grace = number(pod, GRACE, 30 if is_set else needed)  # the API server's default, if a null removed it
     if grace < needed:
         parts = f"{'preStop + ' if hook else ''}drainDelaySeconds + drainTimeoutSeconds"
         fix = "remove it from spec.podTemplate" if is_set else f"set the annotation {RESTARTED_AT} to a new value"

@@ -1,0 +1,121 @@
+"""Writes Events of resources: repeated ones as a series, and a limited number per resource, as client-go does.
+
+client-go patches the first Event of a series. The operator has no right to patch Events, so it creates one per
+`SERIES_SECONDS` that has the count.
+"""
+
+import logging
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import EVENTS
+from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND, Key, Obj
+from unmask_operator.status.limits import EVENT_NOTE_LENGTH, EVENT_REASON_LENGTH, valid_bytes, valid_reason
+from unmask_operator.status.transitions import Event
+
+SERIES_SECONDS = 300.0  # between two Events of a series; a series ends after twice this time without an Event
+BURST = 25  # Events of a resource, of which one is regained per REFILL_SECONDS
+REFILL_SECONDS = 300.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Series:
+    first: datetime
+    written: datetime | None = None
+    last: datetime | None = None
+    count: int = 0
+    pending: bool = False  # whether there were Events since the last write
+
+    def is_over(self, now: datetime) -> bool:
+        return self.last is not None and now - self.last > timedelta(seconds=2 * SERIES_SECONDS)
+
+
+@dataclass
+class _Resource:
+    refilled: datetime
+    tokens: float = BURST
+    series: dict[Event, _Series] = field(default_factory=dict)
+
+    def take(self, now: datetime) -> bool:
+        """Returns whether an Event may be written, and counts it."""
+        regained = (now - self.refilled).total_seconds() / REFILL_SECONDS
+        self.tokens, self.refilled = min(BURST, self.tokens + regained), now
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
+
+
+class EventRecorder:
+    """Writes the Events of all resources. The state is in memory, per leader.
+
+    Args:
+        client: Requests to the API server.
+        instance: Name of the operator's pod, which reports the Events.
+    """
+
+    def __init__(self, client: Client, instance: str) -> None:
+        self._client = client
+        self._instance = instance
+        self._resources: dict[Key, _Resource] = {}
+
+    def forget(self, key: Key) -> None:
+        """Removes the state of a resource."""
+        self._resources.pop(key, None)
+
+    async def record(self, key: Key, resource: Obj, events: Iterable[Event], now: datetime) -> None:
+        """Writes new Events, and those of series that are due. An Event that cannot be written fails no reconcile."""
+        events = list(events)
+        state = self._resources.get(key)
+        if state is None and not events:
+            return
+        state = self._resources.setdefault(key, _Resource(now))
+        state.series = {event: one for event, one in state.series.items() if one.pending or not one.is_over(now)}
+        for event in events:
+            one = state.series.setdefault(event, _Series(now))
+            one.count, one.last, one.pending = one.count + 1, now, True
+        for event, one in list(state.series.items()):
+            waits = one.written is not None and now - one.written < timedelta(seconds=SERIES_SECONDS)
+            if not one.pending or waits:
+                continue
+            if not state.take(now):
+                if one.written is None:
+                    del state.series[event]  # memory is limited too
+                continue
+            one.written, one.pending = now, False
+            try:
+                await self._client.create(event_object(resource, event, self._instance, one.first, one.last, one.count))
+            except ApiError as error:
+                log.warning("cannot write an Event: %s", error, extra={"service": key})
+
+
+def event_object(
+    resource: Obj, event: Event, instance: str, first: datetime, last: datetime | None = None, count: int = 1
+) -> Obj:
+    """Returns an Event of events.k8s.io/v1, with a series if it occurred more than once."""
+    meta = resource["metadata"]
+    series = {"series": {"count": count, "lastObservedTime": _stamp(last or first)}} if count > 1 else {}
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"namespace": meta["namespace"], "name": f"{meta['name']}.{uuid.uuid4().hex[:16]}"},
+        "regarding": {"apiVersion": API_VERSION, "kind": KIND, **{m: meta[m] for m in ("namespace", "name", "uid")}},
+        "type": event.type,
+        "reason": valid_reason(event.reason),
+        "note": valid_bytes(event.message, EVENT_NOTE_LENGTH),
+        "action": "Reconcile",
+        "eventTime": _stamp(first),
+        "reportingController": FIELD_MANAGER,
+        "reportingInstance": valid_bytes(instance, EVENT_REASON_LENGTH),
+        **series,
+    }
+
+
+def _stamp(time: datetime) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
