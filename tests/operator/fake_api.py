@@ -193,6 +193,11 @@ class FakeApi:
         self._note("scale", self.put({**live, "spec": {**live["spec"], "replicas": replicas}}))
         return {"kind": "Scale"}
 
+    async def patch_scale(self, namespace: str, name: str, replicas: int) -> Obj:
+        self._request("patch_scale", self.resource)
+        self.resource = self.stored({**self.resource, "spec": {**self.resource["spec"], "replicas": replicas}})
+        return self._note("patch_scale", {"kind": "Scale"})
+
     async def annotate_pod(self, pod: Obj, annotations: Obj) -> Obj:
         self._request("annotate", pod)
         meta = {**pod["metadata"], "annotations": {**pod["metadata"].get("annotations", {}), **annotations}}

@@ -104,6 +104,11 @@ def test_managed_fields_are_reduced_to_the_managers(cache):
     (child,) = cache.children(KEY).values()
     assert child["metadata"]["managedFields"] == [{"manager": "kubectl", "operation": "Update"}, fields[1]]
     assert "managedFields" not in cache.pods(KEY)[0]["metadata"]
+    scale = {"manager": "hpa", "subresource": "scale", "time": "now"}
+    seen = obj(DLMS, "demo", 1)
+    seen["metadata"]["managedFields"] = [*fields, {**scale, "fieldsV1": {"f:spec": {"f:replicas": {}}}}]
+    cache.put(DLMS, seen)
+    assert cache.resource(KEY)["metadata"]["managedFields"] == [scale]
 
 
 def test_ages_count_from_the_last_event():

@@ -88,7 +88,7 @@ class Spec(Section):
     replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=1,
         description="Desired number of pods, as in the scale subresource. The autoscaler sets it if autoscaling is "
-        "present; then omit it from manifests.",
+        "present; then omit it from manifests. In the edit that replaces it by autoscaling, running pods are kept.",
         json_schema_extra={STORED: True},  # the scale subresource reads the stored value
     )
     autoscaling: Autoscaling | None = Field(

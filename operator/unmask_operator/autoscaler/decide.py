@@ -11,7 +11,7 @@ from unmask_operator.plan.observed import Decision
 FITS = "the load matches the number of replicas"
 IDLE = "minReplicas is sufficient for the load"
 FULL = "the load requires more than maxReplicas"
-OUT_OF_BOUNDS = "spec.replicas was outside minReplicas and maxReplicas"
+OUT_OF_BOUNDS = "spec.replicas was {}, outside minReplicas and maxReplicas"
 NOT_READY = "replicas unchanged: no Ready pod reports its load"
 DOWN = "scaled down: all samples in the stable window required fewer replicas"
 UP_WAITS = "scale-up deferred: behavior.scaleUp.stabilizationWindowSeconds has not passed since the load required more"
@@ -50,7 +50,7 @@ def decide(rules: Rules, sample: Sample, history: History) -> tuple[Decision, Hi
     lowest = rules.clamp(min(recommendation.replicas for recommendation in history.within(now, rules.up.window)))
     highest = rules.clamp(max(recommendation.replicas for recommendation in history.within(now, stable)))
     if base != sample.replicas:
-        desired, reason = base, OUT_OF_BOUNDS
+        desired, reason = base, OUT_OF_BOUNDS.format(sample.replicas)
     elif lowest > base and history.covers(now, rules.up.window):
         desired = min(lowest, up_limit(base, rules.up, history, now))
         reason = UP_LIMITED if desired == base else f"scaled up for {_driver(rules, sample)}"

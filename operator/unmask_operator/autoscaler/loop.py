@@ -108,6 +108,7 @@ class Autoscaler:
         sample = Sample(now, resource["spec"].get("replicas", 1), readings, failures, loads)
         decision, history = decide(rules, sample, self._histories.get(key, History()))
         if decision.desired != sample.replicas:
+            self._decisions[key] = decision  # a reconcile may see the new replicas before this write returns
             try:
                 await self.scale(key, decision.desired)
             except Exception as error:  # any error of the client; the next tick retries

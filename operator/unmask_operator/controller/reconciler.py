@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from unmask_operator.controller import adapters, adoption
@@ -17,6 +17,7 @@ from unmask_operator.kube.kinds import DLMS, PODS, kind_of
 from unmask_operator.kube.merge_patch import merge_patch
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key, Obj, Ref, controller_uid
+from unmask_operator.plan import scalers
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import last_accepted, plan
 from unmask_operator.settings import Settings
@@ -24,7 +25,7 @@ from unmask_operator.status import status
 from unmask_operator.status.limits import minimal
 from unmask_operator.status.transitions import Event, transitions
 
-STATUS_REFUSED = "StatusRefused"  # an Event's reason
+STATUS_REFUSED, REPLICAS_KEPT = "StatusRefused", "ReplicasKept"  # reasons of Events
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Reconciler:
         self._metrics = metrics
         self._conflicts = FieldConflicts(clock)
         self._events = EventRecorder(client, settings.pod_name)
+        self._manifest_writes = scalers.ManifestWrites()
         self._applier = Applier(client, cache, lambda verb: metrics.writes.labels(verb).inc(), self._conflicts)
         self._status_refusals: dict[Key, str] = {}  # message of the last write if it was refused
 
@@ -89,9 +91,12 @@ class Reconciler:
             self._status_refusals.pop(key, None)
             self._applier.forget(key)
             self._events.forget(key)
+            self._manifest_writes.forget(key)
             return Result()  # the garbage collector deletes the children
         children = await self._children(key, resource["metadata"]["uid"])
         observed = await self._observe(resource, children, self._cache.pods(key))
+        observed = replace(observed, replicas_manager=self._manifest_writes.observe(key, resource, observed.now))
+        observed = await self._keep_replicas(key, observed)
         observed, adopted = await adoption.adopt(self._client, self._cache, observed)
         if adopted:
             log.info("adopted %d objects", len(adopted), extra={"service": key})
@@ -114,6 +119,23 @@ class Reconciler:
         refused = any((observed.refusals, outcome.failures, observed.not_adopted, key in self._status_refusals))
         delays = (annotate_after, outcome.plan.requeue_seconds, self._conflicts.next_check(key))
         return Result(refused, min((seconds for seconds in delays if seconds is not None), default=None))
+
+    async def _keep_replicas(self, key: Key, observed: Observed) -> Observed:
+        """Writes replicas that a manifest has lost back before a pod ends. They hold even if this write is refused."""
+        kept, resource = scalers.kept_replicas(observed), observed.resource
+        if kept is None:
+            return observed
+        message = f"spec.replicas fell to its default while spec.autoscaling is set; {kept} replicas are kept"
+        try:
+            await self._client.patch_scale(*key, kept)
+        except ApiError as error:
+            if error.general:
+                raise
+            log.warning("cannot write spec.replicas: %s", error, extra={"service": key})
+        else:
+            self._metrics.writes.labels("scale").inc()
+            await self._events.record(key, resource, [Event("Normal", REPLICAS_KEPT, message)], observed.now)
+        return replace(observed, resource={**resource, "spec": {**resource["spec"], "replicas": kept}})
 
     async def _annotate_pods(self, outcome: Outcome) -> float | None:
         """Annotates pods with a changed list of adapters. Returns seconds to wait if the list was just written."""

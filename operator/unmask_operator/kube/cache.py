@@ -166,14 +166,19 @@ def _version(obj: Mapping[str, Any]) -> int:
 def slim(kind: ApiKind, obj: Mapping[str, Any]) -> Obj:
     """Returns the object without fields that the operator does not read: managed fields and the last applied object.
 
-    Null fields of a resource's spec are removed. Other kinds keep the managers without their fields.
+    Null fields of a resource's spec are removed. A resource keeps the managers of `spec.replicas`, and other kinds keep
+    all managers, without their fields.
     """
     meta = dict(obj["metadata"])
     if kind is DLMS and isinstance(obj.get("spec"), dict):
         obj = {**obj, "spec": without_nulls(obj["spec"])}
     fields = meta.pop("managedFields", None)
-    if fields and kind not in (DLMS, PODS):
-        meta["managedFields"] = [{k: f[k] for k in _OF_A_MANAGER if k in f} for f in fields]  # a patch uses the index
+    members: tuple[str, ...] = _OF_A_MANAGER
+    if kind is DLMS:
+        members = (*members, "time")
+        fields = [f for f in fields or () if "f:replicas" in ((f.get("fieldsV1") or {}).get("f:spec") or {})]
+    if fields and kind is not PODS:
+        meta["managedFields"] = [{k: f[k] for k in members if k in f} for f in fields]  # a patch uses the index
     if LAST_APPLIED in (annotations := meta.get("annotations") or {}):
         meta["annotations"] = {name: text for name, text in annotations.items() if name != LAST_APPLIED}
     slimmed: Obj = _shared({"apiVersion": kind.api_version, "kind": kind.kind, **obj, "metadata": meta})

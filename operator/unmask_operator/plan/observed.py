@@ -85,3 +85,4 @@ class Observed:
     failures: Mapping[Ref, str] = field(default_factory=dict)
     not_adopted: Mapping[Ref, str] = field(default_factory=dict)  # error messages for objects that could not be adopted
     conflicts: Sequence[FieldConflict] = ()  # detected by earlier writes
+    replicas_manager: str = ""  # field manager of a manifest that keeps overwriting the autoscaler's replicas; "": none

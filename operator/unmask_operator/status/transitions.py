@@ -78,5 +78,5 @@ def _events(old: Obj, new: Obj) -> Iterator[Event]:
                 yield Event("Warning", reason, condition["message"])
     if "autoscaling" in new and new.get("lastScaleTime") != old.get("lastScaleTime"):
         before_scaling, desired = old.get("autoscaling", {}).get("desired"), new["autoscaling"]["desired"]
-        start = "" if before_scaling is None else f"from {before_scaling} "
+        start = "" if before_scaling in (None, desired) else f"from {before_scaling} "
         yield Event("Normal", "Scaled", f"{start}to {desired} replicas: {new['autoscaling']['reason']}")

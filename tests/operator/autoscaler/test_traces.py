@@ -99,7 +99,7 @@ def test_bounds_apply_immediately_also_without_data() -> None:
     assert sim.look(0).desired == 4
     sim.resize(1)
     assert sim.look(0).desired == 2
-    assert sim.trace[-1][2].reason == reasons.OUT_OF_BOUNDS
+    assert sim.trace[-1][2].reason.startswith("spec.replicas was ")
     sim = Simulation(RULES, replicas=3, broken=3).run(900, 100)
     assert set(sim.sizes) == {3}
     assert sim.trace[-1][2].reason == reasons.NOT_READY

@@ -4,6 +4,7 @@ The condition is present with `spec.autoscaling`, and while further replicas of 
 """
 
 from unmask_operator.objects import controller_uid
+from unmask_operator.plan.scalers import other_scaler
 from unmask_operator.status.condition import Condition, false, true, unknown
 from unmask_operator.status.conditions import scheduled
 from unmask_operator.status.pods.pod_status import condition
@@ -18,10 +19,29 @@ def evaluate(inputs: StatusInput) -> Condition | None:
         return None
     if unread := inputs.plan.unread.get("autoscaling"):
         return unknown("UnknownValue", f"spec.autoscaling has a value that this operator does not know: {unread}")
+    if found := _other_writer(inputs) if scaling else None:
+        return found
     found = (_hpa(inputs) if scaling.get("provider") == "HPA" else _builtin(inputs)) if scaling else None
     if found and found.status == "False":
         return found
     return (scheduled.obstacle(inputs) if inputs.scaling_up else None) or found
+
+
+def _other_writer(inputs: StatusInput) -> Condition | None:
+    """Returns the condition for replicas that another scaler, or a manifest, writes beside the autoscaler."""
+    if manager := other_scaler(inputs.observed.resource, inputs.observed.now):
+        return false(
+            "AnotherScaler",
+            f"field manager {manager} scales this resource too, such as a HorizontalPodAutoscaler or ScaledObject that "
+            "somebody created: remove that one, or remove spec.autoscaling",
+        )
+    if manager := inputs.observed.replicas_manager:
+        return false(
+            "ReplicasOverwritten",
+            f"field manager {manager} keeps setting spec.replicas, which the autoscaler owns: leave replicas out of "
+            "its manifest",
+        )
+    return None
 
 
 def _builtin(inputs: StatusInput) -> Condition:

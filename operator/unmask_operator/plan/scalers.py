@@ -1,0 +1,106 @@
+"""Finds who writes `spec.replicas` beside the autoscaler, by the managedFields of the resource.
+
+Scalers write through the scale subresource. A manifest writes the resource itself: it sets a number, or it has lost the
+field, and the API server sets the default of the schema.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from unmask_operator.objects import FIELD_MANAGER, Key, Obj, Ref, controller_uid
+from unmask_operator.plan.observed import Observed
+from unmask_operator.render.revision import Revision, controlled_revisions
+
+DEFAULT = 1  # of spec.replicas in the schema
+HPA_MANAGER = "kube-controller-manager"
+CONTESTED = 3  # writes by a manifest within WINDOW
+WINDOW = timedelta(hours=1)
+
+
+def kept_replicas(observed: Observed) -> int | None:
+    """Returns the replicas of a Deployment that autoscaling keeps although `spec.replicas` fell to the default.
+
+    A manifest that gets `autoscaling` leaves out `replicas`. Without the field in any manifest, the resource has the
+    default, and pods that serve would end. None: there is nothing to keep.
+    """
+    resource = observed.resource
+    spec, uid = resource.get("spec") or {}, resource["metadata"]["uid"]
+    scaling, live = spec.get("autoscaling"), observed.children.get(_deployment(resource))
+    if not isinstance(scaling, dict) or spec.get("replicas") != DEFAULT or spec.get("suspend") is True:
+        return None
+    if live is None or controller_uid(live) != uid:
+        return None
+    low, high = (_number(scaling, member, DEFAULT) for member in ("minReplicas", "maxReplicas"))
+    kept = min(_number(live.get("spec") or {}, "replicas", DEFAULT), high)
+    return kept if kept > max(DEFAULT, low) and _is_lost(observed, scaling) else None
+
+
+def _is_lost(observed: Observed, scaling: Obj) -> bool:
+    """Returns whether no scaler wrote the default of `spec.replicas`."""
+    resource = observed.resource
+    newest = next(iter(controlled_revisions(observed.children.values(), resource["metadata"]["uid"])), None)
+    if isinstance(newest, Revision) and newest.spec is not None and not newest.spec.get("autoscaling"):
+        return True  # autoscaling is new
+    if owners := list(_owners(resource)):
+        return not any(owner.get("subresource") == "scale" for owner in owners)
+    if scaling.get("provider", "Builtin") != "Builtin":
+        return False  # the API server does not record writes of the scale if nobody owned the field before
+    desired = (resource.get("status") or {}).get("autoscaling", {}).get("desired", DEFAULT)
+    return bool((observed.decision.desired if observed.decision else desired) > DEFAULT)
+
+
+def other_scaler(resource: Obj, now: datetime) -> str:
+    """Returns the field manager of a scaler, other than the one of `spec.autoscaling`, that wrote within `WINDOW`.
+
+    "": none. `kubectl scale` is a person's.
+    """
+    provider = ((resource.get("spec") or {}).get("autoscaling") or {}).get("provider", "Builtin")
+    own = (FIELD_MANAGER, HPA_MANAGER) if provider == "HPA" else (FIELD_MANAGER,)
+    for owner in _owners(resource):
+        manager, at = str(owner.get("manager") or ""), str(owner.get("time") or now.isoformat())
+        is_person = manager == "kubectl" or manager.startswith("kubectl-")
+        recent = now - datetime.fromisoformat(at) < WINDOW
+        if owner.get("subresource") == "scale" and manager not in own and not is_person and recent:
+            return manager
+    return ""
+
+
+@dataclass
+class ManifestWrites:
+    """Counts the writes of `spec.replicas` by manifests, which the autoscaler undoes. In memory, per leader."""
+
+    _times: dict[Key, list[tuple[str, str, datetime]]] = field(default_factory=dict)  # manager, its time, now
+
+    def forget(self, key: Key) -> None:
+        self._times.pop(key, None)
+
+    def observe(self, key: Key, resource: Obj, now: datetime) -> str:
+        """Returns the field manager that has overwritten the autoscaler `CONTESTED` times within `WINDOW`, or ""."""
+        if not (resource.get("spec") or {}).get("autoscaling"):
+            self.forget(key)
+            return ""
+        times = [one for one in self._times.pop(key, ()) if now - one[2] < WINDOW]
+        for owner in _owners(resource):
+            manager, at = str(owner.get("manager") or ""), str(owner.get("time") or "")
+            is_new = (manager, at) not in [one[:2] for one in times]
+            if not owner.get("subresource") and manager != FIELD_MANAGER and is_new:
+                times.append((manager, at, now))
+        if times:
+            self._times[key] = times[-CONTESTED:]
+        return times[-1][0] if len(times) >= CONTESTED else ""
+
+
+def _owners(resource: Obj) -> Iterator[Obj]:
+    """Yields the entries of managedFields that own `spec.replicas`. The cache has no others."""
+    yield from resource["metadata"].get("managedFields") or ()
+
+
+def _deployment(resource: Obj) -> Ref:
+    return Ref("apps/v1", "Deployment", resource["metadata"]["name"])
+
+
+def _number(obj: Any, member: str, default: int) -> int:
+    value = obj.get(member)
+    return value if type(value) is int else default
