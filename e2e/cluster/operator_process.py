@@ -121,6 +121,7 @@ class OperatorProcess:
         watched: namespaces; empty is the whole cluster.
         own_limits: runs the installed program. Otherwise `operator_main` runs: its Lease does not expire on a slow
             machine.
+        settings: further settings, as in the fields of `Settings`.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class OperatorProcess:
         name: str = "a",
         selector: str = "",
         own_limits: bool = False,
+        **settings: str,
     ) -> None:
         self._command = [sys.executable, "-m", "unmask_operator" if own_limits else "e2e.cluster.operator_main"]
         self.kubeconfig = api.service_account_kubeconfig(own, ACCOUNT)
@@ -149,6 +151,7 @@ class OperatorProcess:
             f"{prefix}PORT": str(self.port),
             f"{prefix}READ_NODES": "true",
             f"{prefix}LOG_FORMAT": "json",
+            **{f"{prefix}{setting.upper()}": value for setting, value in settings.items()},
         }
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process: subprocess.Popen[bytes] | None = None

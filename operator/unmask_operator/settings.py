@@ -9,11 +9,12 @@ from typing import Any
 
 import kopf
 
-from unmask_operator.objects import GROUP, PLURAL, SERVICE_LABEL
+from unmask_operator.objects import FIELD_MANAGER, GROUP, PLURAL, SERVICE_LABEL
 from unmask_operator.objects import VERSION as API
 
 VERSION = "0.1.0"
 PREFIX = "UNMASK_OPERATOR_"
+MANAGER_LENGTH = 128  # characters of a field manager that the API server accepts
 _KEY = r"[A-Za-z0-9](?:[-A-Za-z0-9_./]*[A-Za-z0-9])?"
 _REQUIREMENT = re.compile(rf"!{_KEY}|{_KEY}(?:!?=(?:{_KEY})?)?")
 
@@ -47,6 +48,11 @@ class Settings:
     port: int = 8080  # port of probes and metrics
     log_level: str = "info"
     log_format: str = "text"
+
+    @property
+    def status_manager(self) -> str:
+        """Field manager of statuses, by which releases of the operator recognize each other."""
+        return f"{FIELD_MANAGER}/{self.namespace}/{self.lease_name}"[:MANAGER_LENGTH]
 
     @property
     def runtime_is_own_version(self) -> bool:

@@ -203,7 +203,7 @@ class FakeApi:
         meta = {**pod["metadata"], "annotations": {**pod["metadata"].get("annotations", {}), **annotations}}
         return self._note("annotate", self._store({**self.objects[Ref("v1", "Pod", meta["name"])], "metadata": meta}))
 
-    async def patch_status(self, namespace: str, name: str, uid: str, patch: Obj) -> Obj:
+    async def patch_status(self, namespace: str, name: str, uid: str, patch: Obj, manager: str) -> Obj:
         self._request("status", patch, name)
         self._note("status", patch)
         merged = {**(self.resource.get("status") or {}), **patch}

@@ -10,6 +10,7 @@ from unmask_operator.controller import adapters, adoption
 from unmask_operator.controller.apply import Applier, Outcome
 from unmask_operator.controller.event_recorder import EventRecorder
 from unmask_operator.controller.field_conflicts import FieldConflicts
+from unmask_operator.controller.other_operators import OtherOperators
 from unmask_operator.kube.cache import Cache, slim
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
@@ -22,7 +23,9 @@ from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import last_accepted, plan
 from unmask_operator.settings import Settings
 from unmask_operator.status import status
+from unmask_operator.status.conditions.basic import TWO_OPERATORS
 from unmask_operator.status.limits import minimal
+from unmask_operator.status.pods.pod_status import condition
 from unmask_operator.status.transitions import Event, transitions
 
 STATUS_REFUSED, REPLICAS_KEPT = "StatusRefused", "ReplicasKept"  # reasons of Events
@@ -59,6 +62,7 @@ class Reconciler:
         self._conflicts = FieldConflicts(clock)
         self._events = EventRecorder(client, settings.pod_name)
         self._manifest_writes = scalers.ManifestWrites()
+        self._operators = OtherOperators(settings.status_manager)
         self._applier = Applier(client, cache, lambda verb: metrics.writes.labels(verb).inc(), self._conflicts)
         self._status_refusals: dict[Key, str] = {}  # message of the last write if it was refused
 
@@ -92,10 +96,16 @@ class Reconciler:
             self._applier.forget(key)
             self._events.forget(key)
             self._manifest_writes.forget(key)
+            self._operators.forget(key)
             return Result()  # the garbage collector deletes the children
         children = await self._children(key, resource["metadata"]["uid"])
         observed = await self._observe(resource, children, self._cache.pods(key))
-        observed = replace(observed, replicas_manager=self._manifest_writes.observe(key, resource, observed.now))
+        other = self._operators.observe(key, resource, observed.now)
+        observed = replace(
+            observed,
+            replicas_manager=self._manifest_writes.observe(key, resource, observed.now),
+            operators=sorted(name.partition("/")[2] for name in (other, self._operators.own)) if other else (),
+        )
         observed = await self._keep_replicas(key, observed)
         observed, adopted = await adoption.adopt(self._client, self._cache, observed)
         if adopted:
@@ -117,7 +127,12 @@ class Reconciler:
             return Result(requeue_after=0.0)
         observed = outcome.observed
         refused = any((observed.refusals, outcome.failures, observed.not_adopted, key in self._status_refusals))
-        delays = (annotate_after, outcome.plan.requeue_seconds, self._conflicts.next_check(key))
+        delays = (
+            annotate_after,
+            outcome.plan.requeue_seconds,
+            self._conflicts.next_check(key),
+            self._operators.next_check(key, observed.now),
+        )
         return Result(refused, min((seconds for seconds in delays if seconds is not None), default=None))
 
     async def _keep_replicas(self, key: Key, observed: Observed) -> Observed:
@@ -175,7 +190,8 @@ class Reconciler:
         resource = outcome.observed.resource
         old = resource.get("status") or {}
         new = status(outcome.observed, outcome.plan)
-        if not merge_patch(old, new):
+        told = condition(resource, "Accepted").get("reason") == TWO_OPERATORS
+        if not merge_patch(old, new) or (outcome.observed.operators and told):
             self._status_refusals.pop(key, None)
             await self._events.record(key, resource, (), outcome.observed.now)
             return False
@@ -204,7 +220,11 @@ class Reconciler:
     async def _patch_status(self, key: Key, resource: Obj, new: Obj) -> Obj | None:
         """Patches the status. Returns the resource of the answer, or None if nothing differs."""
         patch = merge_patch(resource.get("status") or {}, new)
-        return await self._client.patch_status(*key, resource["metadata"]["uid"], patch) if patch else None
+        return (
+            await self._client.patch_status(*key, resource["metadata"]["uid"], patch, self._settings.status_manager)
+            if patch
+            else None
+        )
 
     def _status_refused(self, key: Key, error: ApiError) -> list[Event]:
         """Logs and counts a refused status. Returns an Event if the refusal is new."""

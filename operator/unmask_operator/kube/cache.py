@@ -8,7 +8,7 @@ from typing import Any
 
 from unmask_operator.api.nulls import without_nulls
 from unmask_operator.kube.kinds import DLMS, PODS, ApiKind
-from unmask_operator.objects import SERVICE_LABEL, Key, Obj, Ref
+from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, Key, Obj, Ref
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # annotation with a copy of the resource as text
 _OF_A_MANAGER = ("manager", "operation", "subresource")
@@ -166,8 +166,8 @@ def _version(obj: Mapping[str, Any]) -> int:
 def slim(kind: ApiKind, obj: Mapping[str, Any]) -> Obj:
     """Returns the object without fields that the operator does not read: managed fields and the last applied object.
 
-    Null fields of a resource's spec are removed. A resource keeps the managers of `spec.replicas`, and other kinds keep
-    all managers, without their fields.
+    Null fields of a resource's spec are removed. A resource keeps the managers of `spec.replicas`, and operators that
+    write its status. Other kinds keep all managers, without their fields.
     """
     meta = dict(obj["metadata"])
     if kind is DLMS and isinstance(obj.get("spec"), dict):
@@ -176,13 +176,21 @@ def slim(kind: ApiKind, obj: Mapping[str, Any]) -> Obj:
     members: tuple[str, ...] = _OF_A_MANAGER
     if kind is DLMS:
         members = (*members, "time")
-        fields = [f for f in fields or () if "f:replicas" in ((f.get("fieldsV1") or {}).get("f:spec") or {})]
+        fields = [f for f in fields or () if _writes_replicas(f) or _is_of_an_operator(f)]
     if fields and kind is not PODS:
         meta["managedFields"] = [{k: f[k] for k in members if k in f} for f in fields]  # a patch uses the index
     if LAST_APPLIED in (annotations := meta.get("annotations") or {}):
         meta["annotations"] = {name: text for name, text in annotations.items() if name != LAST_APPLIED}
     slimmed: Obj = _shared({"apiVersion": kind.api_version, "kind": kind.kind, **obj, "metadata": meta})
     return slimmed
+
+
+def _writes_replicas(entry: Obj) -> bool:
+    return "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+
+
+def _is_of_an_operator(entry: Obj) -> bool:
+    return entry.get("subresource") == "status" and str(entry.get("manager")).startswith(FIELD_MANAGER)
 
 
 def _shared(value: Any) -> Any:

@@ -297,11 +297,11 @@ class Client:
             if not (error.not_found or error.conflict):
                 raise
 
-    async def patch_status(self, namespace: str, name: str, uid: str, patch: Obj) -> Obj:
+    async def patch_status(self, namespace: str, name: str, uid: str, patch: Obj, manager: str) -> Obj:
         """Sends a merge patch of the resource's status. The uid protects a new resource of the same name."""
         path = DLMS.path(namespace, name, "status")
         body = {"metadata": {"uid": uid}, "status": patch}
-        return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
+        return await self.request("PATCH", path, {"fieldManager": manager}, body, MERGE)
 
     async def annotate_pod(self, pod: Obj, annotations: Mapping[str, str]) -> Obj:
         """Sends a merge patch of a pod's annotations through its status subresource.

@@ -85,4 +85,5 @@ class Observed:
     failures: Mapping[Ref, str] = field(default_factory=dict)
     not_adopted: Mapping[Ref, str] = field(default_factory=dict)  # error messages for objects that could not be adopted
     conflicts: Sequence[FieldConflict] = ()  # detected by earlier writes
+    operators: Sequence[str] = ()  # this release and another one (namespace/name), if both write the status
     replicas_manager: str = ""  # field manager of a manifest that keeps overwriting the autoscaler's replicas; "": none

@@ -93,8 +93,10 @@ class ManifestWrites:
 
 
 def _owners(resource: Obj) -> Iterator[Obj]:
-    """Yields the entries of managedFields that own `spec.replicas`. The cache has no others."""
-    yield from resource["metadata"].get("managedFields") or ()
+    """Yields the entries of managedFields that own `spec.replicas`. The others in the cache are those of statuses."""
+    for entry in resource["metadata"].get("managedFields") or ():
+        if entry.get("subresource") != "status":
+            yield entry
 
 
 def _deployment(resource: Obj) -> Ref:

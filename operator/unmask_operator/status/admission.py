@@ -35,7 +35,11 @@ def _sentence(conflict: FieldConflict) -> str:
             f"{child}: an admission webhook changes {conflict.field} on each write, or the API server does; exempt the "
             "object from the webhook, or set the webhook's value in this resource"
         )
-    other = f"field manager {conflict.manager}" if conflict.manager else "a client without a field manager"
+    other = (
+        f"field manager {conflict.manager}"
+        if conflict.manager
+        else "a client without a field manager, or another operator,"
+    )
     advice = "exclude the object from that client, or set its value in this resource"
     if conflict.ref.kind == "Deployment" and conflict.field == "spec.replicas":
         advice = (

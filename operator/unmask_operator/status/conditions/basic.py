@@ -9,6 +9,7 @@ from unmask_operator.status.conditions import rollout_complete, scheduled
 from unmask_operator.status.pods import pod_status
 from unmask_operator.status.status_input import StatusInput, number, section
 
+TWO_OPERATORS = "TwoOperators"  # a condition's reason
 # Conditions that Ready needs. AdaptersLoaded, ScalingReady, UpToDate, Protected and SettingsConsistent are not among
 # them: requests are served while they are False, except those of an adapter that failed to load.
 NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available")
@@ -16,6 +17,12 @@ NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available"
 
 def accepted(inputs: StatusInput) -> Condition:
     """Evaluates Accepted: the spec is valid, and the API server accepted all children."""
+    if operators := inputs.observed.operators:
+        return unknown(
+            TWO_OPERATORS,
+            f"the releases {' and '.join(operators)} of the operator manage this resource and undo each other's "
+            "changes: set watchNamespaces or watchSelector so that only one of them does",
+        )
     refusals, failures = sorted(inputs.observed.refusals.items()), sorted(inputs.observed.failures.items())
     refused = "; ".join(f"{ref.kind} {ref.name} was refused: {reason}" for ref, reason in refusals)
     failed = "; ".join(f"{ref.kind} {ref.name}: {reason}" for ref, reason in failures)
