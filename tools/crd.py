@@ -25,7 +25,7 @@ COLUMNS = (
     ("Available", "integer", ".status.readyReplicas", "Number of Ready pods.", 0),
     ("Desired", "integer", ".spec.replicas", "Desired number of pods.", 0),
     ("Adapters", "string", f"{_ADAPTERS}.status", "Status of the condition AdaptersLoaded.", 1),
-    ("URL", "string", ".status.url", "Base URL of the API inside the cluster.", 1),
+    ("URL", "string", ".status.addresses[0].url", "Base URL of the API: of the load balancer, or in the cluster.", 0),
     ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0),
 )
 

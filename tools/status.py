@@ -71,6 +71,15 @@ class ModelStatus(Section):
     )
 
 
+class Address(Section):
+    """An address of the API."""
+
+    name: Literal["external", "internal"] = Field(
+        description="external: of the load balancer; internal: in the cluster."
+    )
+    url: Annotated[str, Field(max_length=TEXTS["addresses"]["url"])] = Field(description="Base URL of the API.")
+
+
 class Status(Section):
     """Last observed state of a DiffusionLMService."""
 
@@ -93,6 +102,12 @@ class Status(Section):
     )
     url: Annotated[str, Field(max_length=TEXTS["url"])] | None = Field(
         default=None, description="Base URL of the API inside the cluster."
+    )
+    addresses: list[Address] = Field(
+        default=[],
+        max_length=ENTRIES["addresses"],
+        description="Base URLs of the API, those of a load balancer first.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     model_name: Annotated[str, Field(max_length=TEXTS["modelName"])] | None = Field(
         default=None, description="Model id for requests."

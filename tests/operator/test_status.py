@@ -259,6 +259,7 @@ def test_the_status_of_a_ready_service() -> None:
         "observedGeneration": 1, "replicas": 1, "readyReplicas": 1, "updatedReplicas": 1,
         "selector": "serving.unmask.dev/service=demo", "url": "http://demo.models.svc/v1", "modelName": "demo",
         "resolvedImage": "registry.example/unmask-runtime:0.1.0", "modelLoad": {"phase": "loaded", "percent": 100},
+        "addresses": [{"name": "internal", "url": "http://demo.models.svc/v1"}],
     }  # fmt: skip
 
 

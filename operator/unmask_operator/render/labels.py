@@ -61,9 +61,10 @@ def is_own(ref: Ref, name: str) -> bool:
     return ref.name == engine_name(name)
 
 
-def url(name: str, namespace: str, port: int = 80) -> str:
-    """Returns the base URL for OpenAI clients inside the cluster."""
-    return f"http://{name}.{namespace}.svc{'' if port == 80 else f':{port}'}/v1"
+def url(host: str, port: int = 80) -> str:
+    """Returns the base URL for OpenAI clients. The host is a name or an IP address."""
+    host = f"[{host}]" if ":" in host else host
+    return f"http://{host}{'' if port == 80 else f':{port}'}/v1"
 
 
 def child(resource: DiffusionLMService, api_version: str, kind: str, name: str, **fields: object) -> Obj:

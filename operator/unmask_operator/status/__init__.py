@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from unmask_operator.objects import SERVICE_LABEL, Obj, Ref
+from unmask_operator.objects import SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
 from unmask_operator.render.labels import model_config, url
@@ -46,7 +46,7 @@ def status(observed: Observed, plan: Plan) -> Obj:
     inputs = StatusInput.gather(observed, plan)
     metadata = observed.resource["metadata"]
     port = number(section(inputs.spec, "service"), "port", 80)
-    address = url(metadata["name"], metadata["namespace"], port)
+    address = url(f"{metadata['name']}.{metadata['namespace']}.svc", port)
     if "service" in plan.unread:  # the Service is not changed
         address = section(observed.resource, "status").get("url", address)
     new: dict[str, Any] = {
@@ -57,6 +57,7 @@ def status(observed: Observed, plan: Plan) -> Obj:
         "updatedReplicas": number(inputs.status, "updatedReplicas"),
         "selector": f"{SERVICE_LABEL}={metadata['name']}",
         "url": address,
+        "addresses": [*_external(inputs), {"name": "internal", "url": address}],
         "modelName": _model_name(inputs, metadata["name"]),
         "model": _model(inputs),
         "resolvedImage": _image(inputs),
@@ -111,6 +112,19 @@ def _model_name(inputs: StatusInput, default: str) -> str:
 def _template(inputs: StatusInput) -> Obj:
     """Returns the pod template of the planned Deployment, else of the live one, else {}."""
     return admission.planned_template(inputs.plan) or section(section(inputs.deployment, "spec"), "template")
+
+
+def _external(inputs: StatusInput) -> list[Obj]:
+    """Returns the addresses that the live Service has from its load balancer."""
+    metadata = inputs.observed.resource["metadata"]
+    live = inputs.observed.children.get(Ref("v1", "Service", metadata["name"]), {})
+    spec = section(live, "spec")
+    if not live or controller_uid(live) != metadata["uid"] or spec.get("type") != "LoadBalancer":
+        return []
+    port = number(next(iter(spec.get("ports") or ()), {}), "port", 80)
+    ingress = section(section(live, "status"), "loadBalancer").get("ingress") or ()
+    hosts = (one.get("hostname") or one.get("ip") for one in ingress)
+    return [{"name": "external", "url": url(str(host), port)} for host in hosts if host]
 
 
 def _model(inputs: StatusInput) -> Obj | None:

@@ -29,6 +29,7 @@ TEXTS: Mapping[str, Any] = {
     },
     "selector": 512,
     "url": 512,
+    "addresses": {"url": 512},
     "modelName": 128,
     "model": {"revision": 128},
     "resolvedImage": 512,
@@ -38,7 +39,7 @@ TEXTS: Mapping[str, Any] = {
     "lastScaleTime": 64,
     "autoscaling": {"reason": 1024},
 }
-ENTRIES: Mapping[str, int] = {"conditions": 32, "adapters": 1024}  # maximum number of entries
+ENTRIES: Mapping[str, int] = {"conditions": 32, "addresses": 16, "adapters": 1024}  # maximum number of entries
 
 _UNKNOWN = "Unknown"  # replaces a reason without any valid character
 _MINIMAL = ("observedGeneration", "replicas", "readyReplicas", "updatedReplicas", "selector")

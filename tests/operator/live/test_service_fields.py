@@ -1,4 +1,4 @@
-"""Tests of the address families of `spec.service` on a real API server: set, changed and removed."""
+"""Tests of `spec.service` on a real API server: address families that are set, changed and removed, and addresses."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import pytest
 
 from e2e.cluster import ApiError, Kube
 from tests.operator.live.objects import accepted, demo, read, wait_condition
+from unmask_operator.kube.kinds import DLMS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]
 
@@ -57,3 +58,27 @@ def test_a_change_of_the_first_family_is_refused_with_the_servers_message(admin:
     wait_condition(admin, resource, "Accepted", "False", says="ipFamilies[0]")
     assert admin.get("v1", "Service", "demo", namespace)["spec"]["ipFamilies"] == ["IPv4"]
     edit(admin, resource, V4)
+
+
+def test_the_addresses_of_a_load_balancer_are_in_the_status_and_in_the_table(admin: Kube, namespace: str) -> None:
+    resource = accepted(admin, demo(namespace, service={"type": "LoadBalancer", "port": 8080}))
+    inside = f"http://demo.{namespace}.svc:8080/v1"
+    table = "application/json;as=Table;v=v1;g=meta.k8s.io"
+
+    def expect(*urls: str) -> None:
+        def there() -> bool:
+            return [one["url"] for one in read(admin, resource)["status"]["addresses"]] == list(urls)
+
+        admin.wait(f"the addresses {urls}", there)
+        answer = admin.request("GET", DLMS.path(namespace, "demo"), accept=table)
+        columns = [(column["name"], column["priority"]) for column in answer["columnDefinitions"]]
+        assert answer["rows"][0]["cells"][columns.index(("URL", 0))] == urls[0]
+
+    expect(inside)
+    service = admin.get("v1", "Service", "demo", namespace)
+    ingress = [{"ip": "203.0.113.7"}, {"ip": "2001:db8::7"}, {"hostname": "lb.example.com", "ip": "203.0.113.8"}]
+    admin.patch(service, {"status": {"loadBalancer": {"ingress": ingress}}}, subresource="status")
+    hosts = ("203.0.113.7", "[2001:db8::7]", "lb.example.com")
+    expect(*(f"http://{host}:8080/v1" for host in hosts), inside)
+    admin.patch(resource, {"spec": {"service": {"type": "ClusterIP", "port": 80}}})
+    expect(f"http://demo.{namespace}.svc/v1")
