@@ -63,6 +63,9 @@ INIT = waiting("PodInitializing")
 FETCH = container("download", state=RUNNING)
 DOWNLOADING = {**INIT, "initContainerStatuses": [FETCH]}
 DOWNLOADED = {**INIT, "initContainerStatuses": [{**FETCH, "started": True}]}
+NOT_LOCATED = {
+    "exitCode": 137, "reason": "ContainerStatusUnknown", "message": "the container could not be located",
+}  # fmt: skip
 IS_SIDECAR = {"initContainers": [{"name": "download", "restartPolicy": "Always"}]}
 GONE = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "node no longer exists"}
 
@@ -109,6 +112,12 @@ IMAGES = [
         (of(started_pod(), deployment={"conditions": [OVERDUE]}),
          "RolloutComplete False ProgressDeadlineExceeded node n1 of pod demo-p1 does not answer"),
         # init containers
+        (of(DOWNLOADING, IS_SIDECAR),
+         "ModelLoaded False Pending init container download of pod demo-p1 has not started"),
+        (of({"phase": "Failed", "containerStatuses": [container(state={"terminated": NOT_LOCATED})]}),
+         "Ready False ContainerStatusUnknown pod demo-p1 failed: the container could not be located"),
+        (of({"phase": "Failed", "reason": "NodeShutdown", "message": "the node shuts down"}),
+         "Scheduled,ModelLoaded,Ready False NodeShutdown the node shuts down"),
         (of(DOWNLOADED), "ModelLoaded False Pending init container download of pod demo-p1 has not finished"),
         (of(DOWNLOADED, IS_SIDECAR), "ModelLoaded False Pending !download"),
         (of(DOWNLOADING, IS_SIDECAR), "ModelLoaded False Pending download"),

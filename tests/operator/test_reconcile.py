@@ -81,6 +81,32 @@ def test_a_reconcile_that_finds_nothing_to_do_writes_nothing():
     assert len(api.writes) == before
 
 
+def test_a_pod_that_is_preempted_or_fails_is_reported_once():
+    def reported(name, pod_status, meta=None):
+        pod = make_pod(api.observed, pod_status)
+        api.put({**pod, "metadata": {**pod["metadata"], **(meta or {}), "name": name, "uid": name}})
+        api.reconcile()
+        api.reconcile()
+        return [(event["type"], event["reason"]) for event in api.written("create") if event["kind"] == "Event"]
+
+    disruption = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "for a"}
+    shutdown = {"phase": "Failed", "reason": "NodeShutdown", "message": "the node shuts down"}
+    api = FakeApi(running(replicas=2))
+    api.put({**make_pod(api.observed, shutdown), "metadata": {**make_pod(api.observed, {})["metadata"], "name": "old"}})
+    before = reported("p2", {"phase": "Running"})
+    reported("p2", {"phase": "Running", "conditions": [disruption]}, {"deletionTimestamp": "2026-01-02T03:00:05Z"})
+    after = reported("p3", {**shutdown, "reason": "UnexpectedAdmissionError"})
+    assert [one for one in after if one not in before] == [
+        ("Warning", "PreemptionByScheduler"),
+        ("Warning", "UnexpectedAdmissionError"),
+    ]
+
+
+def test_a_pod_that_no_scheduler_handles_is_looked_at_again():
+    api = FakeApi(replace(running(), pods=[make_pod(running(), {"phase": "Pending"}, None)]))
+    assert api.reconcile().requeue_after == 30.0
+
+
 class Killed(Exception):
     pass
 

@@ -1,5 +1,7 @@
 """Tests of conditions about a pod without a node: the scheduler's reasons, and the field to change."""
 
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -50,6 +52,20 @@ def check_scheduled(observed: Observed, expected: str, quoted: str = "") -> None
     check(found, f"Scheduled False  {quoted}")
     explained = found["Scheduled"]["message"].partition(" (0/")[0]
     check({"Scheduled": {**found["Scheduled"], "message": explained}}, f"Scheduled False {expected}")
+
+
+UNSEEN = observe_pod({"phase": "Pending"}, None)
+ABSENT = observe_pod({"phase": "Pending"}, None, pod_spec={"schedulerName": "hami-scheduler"})
+NOT_SEEN = "Ready,Scheduled False NoScheduler no scheduler has handled pod demo-p1: check that the scheduler"
+
+
+def test_a_pod_that_no_scheduler_handles_names_the_scheduler() -> None:
+    check(judge(UNSEEN), f"{NOT_SEEN} default-scheduler runs ... !schedulerName")
+    check(judge(ABSENT), f"{NOT_SEEN} hami-scheduler runs, or correct {FIELD}.schedulerName")
+    early = replace(UNSEEN, now=datetime.fromisoformat("2026-01-02T03:00:29Z"))
+    check(judge(early), "Scheduled False Pending")
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "Scheduling is blocked"}
+    check(judge(observe_pod({"conditions": [gated]}, None)), "Scheduled False Unschedulable Scheduling is blocked")
 
 
 CPU = gpu_node("c", None)

@@ -132,7 +132,7 @@ CONDITIONS = [
     (first("loading"), "ModelLoaded False Starting start-up probe has not passed"),
     (first(ONE, TWO, loads=LOADS), "ModelLoaded False Loading ^the model is being loaded: weights, 42 %"),
     (first("probe_failing"), "RolloutComplete False Progressing 1 of 1 pods are of the newest temp"),
-    (first("evicted"), "Scheduled False Pending no pod has a node"),
+    (first("evicted"), "Scheduled False Evicted"),
     (first("terminating"), "Scheduled False Pending no pod has a node"),
     (first(later("evicted"), "loading"), "ModelLoaded False Evicted ephemeral-storage"),
     (first(no_gpu(), nodes=NODES), "Scheduled False InsufficientGPU the largest node has 4 ... busy now ... !maxSurge"),

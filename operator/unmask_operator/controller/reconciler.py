@@ -24,8 +24,10 @@ from unmask_operator.plan.plan import last_accepted, plan
 from unmask_operator.settings import Settings
 from unmask_operator.status import status
 from unmask_operator.status.conditions.basic import TWO_OPERATORS
+from unmask_operator.status.conditions.scheduled import UNSEEN_SECONDS
 from unmask_operator.status.limits import minimal
-from unmask_operator.status.pods.pod_status import condition
+from unmask_operator.status.pods import departures
+from unmask_operator.status.pods.pod_status import condition, is_unseen
 from unmask_operator.status.transitions import Event, transitions
 
 STATUS_REFUSED, REPLICAS_KEPT = "StatusRefused", "ReplicasKept"  # reasons of Events
@@ -62,6 +64,7 @@ class Reconciler:
         self._conflicts = FieldConflicts(clock)
         self._events = EventRecorder(client, settings.pod_name)
         self._manifest_writes = scalers.ManifestWrites()
+        self._departed: dict[Key, set[str]] = {}  # uids of pods that failed or were disrupted
         self._operators = OtherOperators(settings.status_manager)
         self._applier = Applier(client, cache, lambda verb: metrics.writes.labels(verb).inc(), self._conflicts)
         self._status_refusals: dict[Key, str] = {}  # message of the last write if it was refused
@@ -97,6 +100,7 @@ class Reconciler:
             self._events.forget(key)
             self._manifest_writes.forget(key)
             self._operators.forget(key)
+            self._departed.pop(key, None)
             return Result()  # the garbage collector deletes the children
         children = await self._children(key, resource["metadata"]["uid"])
         observed = await self._observe(resource, children, self._cache.pods(key))
@@ -107,6 +111,10 @@ class Reconciler:
             operators=sorted(name.partition("/")[2] for name in (other, self._operators.own)) if other else (),
         )
         observed = await self._keep_replicas(key, observed)
+        gone, told = departures.departed(observed.pods), self._departed.get(key)
+        if told is not None:  # pods that departed under an earlier leader are not reported again
+            await self._events.record(key, resource, departures.events(gone.values(), told), observed.now)
+        self._departed[key] = set(gone)
         observed, adopted = await adoption.adopt(self._client, self._cache, observed)
         if adopted:
             log.info("adopted %d objects", len(adopted), extra={"service": key})
@@ -132,6 +140,7 @@ class Reconciler:
             outcome.plan.requeue_seconds,
             self._conflicts.next_check(key),
             self._operators.next_check(key, observed.now),
+            UNSEEN_SECONDS if any(map(is_unseen, observed.pods)) else None,
         )
         return Result(refused, min((seconds for seconds in delays if seconds is not None), default=None))
 

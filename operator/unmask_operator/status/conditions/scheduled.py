@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from datetime import datetime
 
 from unmask_operator.objects import Obj
 from unmask_operator.status.condition import Condition, false, true
@@ -11,6 +12,9 @@ from unmask_operator.status.scheduling import gpus
 from unmask_operator.status.scheduling.scheduler_message import explain, has_fix, parse_reasons
 from unmask_operator.status.status_input import StatusInput, section
 
+UNSEEN_SECONDS = 30.0  # a scheduler handles a pod within seconds
+DEFAULT_SCHEDULER = "default-scheduler"
+
 
 def evaluate(inputs: StatusInput) -> Condition | None:
     if inputs.desired_zero or inputs.never_created:
@@ -19,6 +23,8 @@ def evaluate(inputs: StatusInput) -> Condition | None:
         return true("Scheduled", "the pods that serve have nodes") if inputs.scaling_up else found
     if any(pod_status.is_scheduled(pod) for pod in inputs.pods):
         return true("Scheduled", "every pod has a node")
+    if inputs.trouble and not inputs.pods:
+        return inputs.trouble  # the pods had nodes and have failed
     deleted = next(filter(None, map(pod_status.deleted_from_lost_node, inputs.observed.pods)), None)
     return false("Pending", f"no pod has a node yet{f'; {deleted}' if deleted else ''}")
 
@@ -34,11 +40,26 @@ def obstacle(inputs: StatusInput) -> Condition | None:
     if inputs.paused and not inputs.pods and not inputs.rolled_out:
         return false("DeploymentPaused", f"no pod is created: {inputs.paused}")
     for pod in inputs.pods:
+        if unseen := _unseen(inputs, pod):
+            return unseen
         sentence = pod_status.unschedulable(pod)
         if sentence is None:
             continue
         return _claim(pod, sentence) or gpus.shortage(inputs, pod, sentence) or _unschedulable(inputs, pod, sentence)
     return None
+
+
+def _unseen(inputs: StatusInput, pod: Obj) -> Condition | None:
+    """Returns the condition for a pod that no scheduler has handled for `UNSEEN_SECONDS`, or None."""
+    age = inputs.observed.now - datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+    if not pod_status.is_unseen(pod) or age.total_seconds() < UNSEEN_SECONDS:
+        return None
+    scheduler = section(pod, "spec").get("schedulerName") or DEFAULT_SCHEDULER
+    field = "" if scheduler == DEFAULT_SCHEDULER else ", or correct spec.podTemplate.spec.schedulerName"
+    return false(
+        "NoScheduler",
+        f"no scheduler has handled pod {pod_status.name(pod)}: check that the scheduler {scheduler} runs{field}",
+    )
 
 
 def _unschedulable(inputs: StatusInput, pod: Obj, sentence: str) -> Condition:

@@ -92,6 +92,11 @@ def unschedulable(pod: Obj) -> str | None:
     return (first[0] if first else sentence).strip()
 
 
+def is_unseen(pod: Obj) -> bool:
+    """Returns whether no scheduler has handled a pod without a node. One that cannot place it sets a condition."""
+    return is_live(pod) and not is_scheduled(pod) and not condition(pod, "PodScheduled")
+
+
 def condition(obj: Obj, kind: str) -> Obj:
     """Returns a condition of a pod or another object, or {}."""
     return next((c for c in _status(obj).get("conditions") or () if c["type"] == kind), {})
@@ -153,7 +158,8 @@ def initializing(pod: Obj) -> str | None:
     for container in _status(pod).get("initContainerStatuses") or ():
         serves = container["name"] in restartable(pod) and container.get("started")
         if "running" in (container.get("state") or {}) and not serves and container["name"] != INIT_CONTAINER:
-            return f"init container {container['name']} of pod {name(pod)} has not finished"
+            progress = "started" if container["name"] in restartable(pod) else "finished"
+            return f"init container {container['name']} of pod {name(pod)} has not {progress}"
     return None
 
 

@@ -51,8 +51,10 @@ def failed(pod: Obj) -> Condition:
     """Returns the condition for a pod in phase Failed."""
     status = pod.get("status") or {}
     disruption: Obj = next((c for c in status.get("conditions") or () if c["type"] == "DisruptionTarget"), {})
-    reason = str(status.get("reason") or "PodFailed")
-    message = str(status.get("message") or disruption.get("message") or "")
+    ends = ((c.get("state") or {}).get("terminated") or {} for c in status.get("containerStatuses") or ())
+    end: Obj = next((end for end in ends if str(end.get("reason") or "") not in _ORDINARY_REASONS), {})
+    reason = str(status.get("reason") or end.get("reason") or "PodFailed")
+    message = str(status.get("message") or disruption.get("message") or end.get("message") or "")
     fix = _fix_eviction(pod, message) if reason == "Evicted" else None
     if reason == "DeadlineExceeded":
         fix = f"remove {POD_SPEC}.activeDeadlineSeconds"
