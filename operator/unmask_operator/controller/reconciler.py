@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from unmask_operator.controller import adapters, adoption
 from unmask_operator.controller.apply import Applier, Outcome
@@ -20,7 +21,7 @@ from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key, Obj, Ref, controller_uid
 from unmask_operator.plan import scalers
 from unmask_operator.plan.observed import Observed
-from unmask_operator.plan.plan import last_accepted, plan
+from unmask_operator.plan.plan import Plan, last_accepted, plan, plan_of_deleted
 from unmask_operator.settings import Settings
 from unmask_operator.status import status
 from unmask_operator.status.conditions.basic import TWO_OPERATORS
@@ -94,34 +95,19 @@ class Reconciler:
 
     async def _reconcile(self, key: Key, first_attempt: bool) -> Result:
         resource = self._cache.resource(key)
-        if resource is None or resource["metadata"].get("deletionTimestamp"):
-            self._status_refusals.pop(key, None)
-            self._applier.forget(key)
-            self._events.forget(key)
-            self._manifest_writes.forget(key)
-            self._operators.forget(key)
-            self._departed.pop(key, None)
+        if resource is None:
+            self._forget(key)
             return Result()  # the garbage collector deletes the children
         children = await self._children(key, resource["metadata"]["uid"])
         observed = await self._observe(resource, children, self._cache.pods(key))
-        other = self._operators.observe(key, resource, observed.now)
-        observed = replace(
-            observed,
-            replicas_manager=self._manifest_writes.observe(key, resource, observed.now),
-            operators=sorted(name.partition("/")[2] for name in (other, self._operators.own)) if other else (),
-        )
-        observed = await self._keep_replicas(key, observed)
-        gone, told = departures.departed(observed.pods), self._departed.get(key)
-        if told is not None:  # pods that departed under an earlier leader are not reported again
-            await self._events.record(key, resource, departures.events(gone.values(), told), observed.now)
-        self._departed[key] = set(gone)
-        observed, adopted = await adoption.adopt(self._client, self._cache, observed)
-        if adopted:
-            log.info("adopted %d objects", len(adopted), extra={"service": key})
-            self._metrics.writes.labels("adopt").inc(len(adopted))
-            await self._events.record(key, resource, [adoption.event(adopted)], observed.now)
+        make_plan: Callable[..., Plan] = plan
+        make_earlier: Callable[..., Plan] = last_accepted
+        if resource["metadata"].get("deletionTimestamp"):
+            make_plan = make_earlier = plan_of_deleted
+        else:
+            observed = await self._prepare(key, observed)
         outcome = await self._applier.apply(
-            lambda known: plan(known, self._settings), lambda known: last_accepted(known, self._settings), observed
+            partial(make_plan, settings=self._settings), partial(make_earlier, settings=self._settings), observed
         )
         if outcome.writes:
             log.info("wrote or deleted %d children", outcome.writes, extra={"service": key})
@@ -143,6 +129,34 @@ class Reconciler:
             UNSEEN_SECONDS if any(map(is_unseen, observed.pods)) else None,
         )
         return Result(refused, min((seconds for seconds in delays if seconds is not None), default=None))
+
+    def _forget(self, key: Key) -> None:
+        """Removes the state of a resource from memory."""
+        self._status_refusals.pop(key, None)
+        self._departed.pop(key, None)
+        for memory in (self._applier, self._events, self._manifest_writes, self._operators):
+            memory.forget(key)
+
+    async def _prepare(self, key: Key, observed: Observed) -> Observed:
+        """Detects other writers, reports pods that departed, keeps lost replicas, and adopts orphans."""
+        resource = observed.resource
+        other = self._operators.observe(key, resource, observed.now)
+        observed = replace(
+            observed,
+            replicas_manager=self._manifest_writes.observe(key, resource, observed.now),
+            operators=sorted(name.partition("/")[2] for name in (other, self._operators.own)) if other else (),
+        )
+        gone, told = departures.departed(observed.pods), self._departed.get(key)
+        if told is not None:  # pods that departed under an earlier leader are not reported again
+            await self._events.record(key, resource, departures.events(gone.values(), told), observed.now)
+        self._departed[key] = set(gone)
+        observed = await self._keep_replicas(key, observed)
+        observed, adopted = await adoption.adopt(self._client, self._cache, observed)
+        if adopted:
+            log.info("adopted %d objects", len(adopted), extra={"service": key})
+            self._metrics.writes.labels("adopt").inc(len(adopted))
+            await self._events.record(key, resource, [adoption.event(adopted)], observed.now)
+        return observed
 
     async def _keep_replicas(self, key: Key, observed: Observed) -> Observed:
         """Writes replicas that a manifest has lost back before a pod ends. They hold even if this write is refused."""

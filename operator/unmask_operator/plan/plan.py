@@ -1,7 +1,7 @@
 """Plans the children of a resource: a pure function of the observed state."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.spec import CHILD_OF
@@ -91,6 +91,14 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         unread={section: str(error) for section, error in resource.unread.items()},
         requeue_seconds=_requeue_seconds(observed),
     )
+
+
+def plan_of_deleted(observed: Observed, settings: Settings) -> Plan:
+    """Plans a resource whose deletion waits for a finalizer: only the replicas of its Deployment.
+
+    Suspending is the only way to free the GPUs until the holder of the finalizer has ended.
+    """
+    return replace(plan(observed, settings), children=(), delete=())
 
 
 def last_accepted(observed: Observed, settings: Settings, *problems: Problem) -> Plan:

@@ -77,7 +77,7 @@ def _conditions(inputs: StatusInput) -> list[Obj]:
             found = false(problems[0].reason, "; ".join(dict.fromkeys(problem.message for problem in problems)))
         if found:
             found_conditions[kind] = found
-    found_conditions["Ready"] = basic.ready(found_conditions, inputs.suspended)
+    found_conditions["Ready"] = basic.ready(inputs, found_conditions)
     if found := kstatus.stalled(inputs, found_conditions["Accepted"], found_conditions["Ready"]):
         found_conditions[kstatus.TYPE] = found
     resource = inputs.observed.resource

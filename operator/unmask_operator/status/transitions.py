@@ -26,7 +26,12 @@ EVENT_REASONS = {
     "Ready": "Ready",
 }
 # Reasons of conditions that are False by intent, and the only condition whose Event reports each.
-INTENDED_REASONS = {"Suspended": "Ready", "OperatorUpgraded": "UpToDate", "DeploymentPaused": "RolloutComplete"}
+INTENDED_REASONS = {
+    "Suspended": "Ready",
+    "Deleting": "Ready",
+    "OperatorUpgraded": "UpToDate",
+    "DeploymentPaused": "RolloutComplete",
+}
 STEPS = ("ModelLoaded", "RolloutComplete")  # conditions that become True before Ready
 
 

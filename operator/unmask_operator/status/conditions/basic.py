@@ -108,8 +108,16 @@ def available(inputs: StatusInput) -> Condition:
     return false("NoReadyPods", "no pod is Ready")
 
 
-def ready(others: Mapping[str, Condition], suspended: bool) -> Condition:
+def ready(inputs: StatusInput, others: Mapping[str, Condition]) -> Condition:
     """Evaluates Ready: all conditions that serving needs are True. The reason is that of the first one that is not."""
+    suspended, metadata = inputs.suspended, inputs.observed.resource["metadata"]
+    if metadata.get("deletionTimestamp"):
+        finalizers = ", ".join(metadata.get("finalizers") or ())
+        return false(
+            "Deleting",
+            f"the deletion waits for the finalizers {finalizers}, and only replicas and suspend have an effect until "
+            "then: set spec.suspend to true to end the pods",
+        )
     if suspended and others["Accepted"].status == "True":
         return Condition("False", "Suspended", "spec.suspend is true: no engine runs; set it to false to serve again")
     for condition in NEEDED:

@@ -21,7 +21,7 @@ REFUSED_SECONDS = 120.0  # the resource is stalled after the API server has refu
 
 def stalled(inputs: StatusInput, accepted: Condition, ready: Condition) -> Condition | None:
     """Returns the condition, or None while Ready is True or may become True without an action."""
-    if ready.status == "True":
+    if ready.status == "True" or ready.reason == "Deleting":
         return None
     cause = _cause(inputs, accepted, ready)
     return true(cause.reason, cause.message) if cause else None
