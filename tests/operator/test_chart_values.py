@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ pytestmark = pytest.mark.programs
 LABELS = {"team": "platform", "example.com/cost-center": "", "app.kubernetes.io/part-of": "inference"}
 ANNOTATIONS = {"example.com/owner": "Platform, on call"}
 LINUX = {"kubernetes.io/os": "linux"}
+LABEL = r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"  # value of a label
 
 
 def pod(objects):
@@ -172,6 +175,8 @@ WRONG = [
     ({"replicas": 0}, "replicas"),
     ({"global__imageRegistry": ""}, NO_REGISTRY),  # nodes would choose a registry themselves
     ({"global__imageRegistry": "", "image__repository": "host:5000/operator"}, f"image unmask-runtime: {NO_REGISTRY}"),
+    ({"image__repository": "r2.example/x/op"}, "image.repository: r2.example/x/op has a registry"),
+    ({"engine__image__repository": "localhost/x"}, "engine.image.repository: localhost/x has a registry"),
     ({"global__imageRegistry": "https://registry.example"}, "/global/imageRegistry"),
     ({"image__tag": "latest"}, "image.tag: latest is not supported"),
     ({"image__digest": "sha256:12"}, "digest"),
@@ -255,3 +260,20 @@ def test_a_null_value_means_its_default_or_is_refused_with_one_sentence(path):
 
 def test_a_null_value_of_the_crds_chart_means_none():
     assert render_crds(**dict.fromkeys(keys(CRDS))) == render_crds()
+
+
+@pytest.mark.parametrize("chart", [CHART, CRDS], ids=lambda chart: chart.name)
+def test_a_build_of_ones_own_has_valid_labels_and_tags(chart: Path, tmp_path: Path) -> None:
+    """Semantic versions may have a + and be long. Labels and tags of images may not."""
+    copy = tmp_path / chart.name
+    shutil.copytree(chart, copy)
+    about = yaml.safe_load((copy / "Chart.yaml").read_text())
+    version = f"0.1.0+g1{'a' * 60}"
+    (copy / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": version, "appVersion": version}))
+    for obj in parse_objects(
+        helm("template", "a", str(copy), "--kube-version", "1.34.4", *sets(REGISTRY if chart == CHART else {}))
+    ):
+        labels = obj["metadata"]["labels"]
+        assert all(re.fullmatch(LABEL, value) for value in labels.values()), labels
+        for main in obj.get("spec", {}).get("template", {}).get("spec", {}).get("containers", ()):
+            assert main["image"].endswith(f"unmask-operator:{version.replace('+', '_')}")

@@ -28,7 +28,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- define "unmask.labels" -}}
 {{ include "unmask.selector" . }}
 app.kubernetes.io/component: operator
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | trunc 63 | trimAll "-_." | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimAll "-_." }}
 {{- with .Values.commonLabels }}
@@ -97,11 +97,17 @@ otherwise use the registry of their configuration, which may be untrusted. */}}
 {{- if eq (.image.tag | default "") "latest" -}}
 {{- fail (printf "%s.tag: latest is not supported, because nodes could run different versions of it; set the version that you built, or leave it empty for %s" .field .root.Chart.AppVersion) -}}
 {{- end -}}
-{{- with (.root.Values.global).imageRegistry }}{{ $name = printf "%s/%s" (trimSuffix "/" .) $name }}{{ end -}}
-{{- if not (regexMatch "^([^/]*[.:][^/]*|localhost)/" $name) -}}
+{{- $hasRegistry := "^([^/]*[.:][^/]*|localhost)/" -}}
+{{- with (.root.Values.global).imageRegistry -}}
+{{- if regexMatch $hasRegistry $name -}}
+{{- fail (printf "%s.repository: %s has a registry, and global.imageRegistry has one too; leave one of them out" $.field $name) -}}
+{{- end -}}
+{{- $name = printf "%s/%s" (trimSuffix "/" .) $name -}}
+{{- end -}}
+{{- if not (regexMatch $hasRegistry $name) -}}
 {{- fail (printf "image %s: has no registry; set global.imageRegistry to the registry host and path of both images, such as registry.example.com/team, or to localhost for images that are loaded into the nodes" $name) -}}
 {{- end -}}
-{{- $name }}:{{ .image.tag | default .root.Chart.AppVersion -}}
+{{- $name }}:{{ .image.tag | default (.root.Chart.AppVersion | replace "+" "_") -}}
 {{- with .image.digest }}@{{ . }}{{ end -}}
 {{- end -}}
 
