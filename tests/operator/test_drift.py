@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask_operator.plan.drift import LIST_KEYS, clashes, differs, quantity, with_secondary_family
+from unmask_operator.objects import quantity
+from unmask_operator.plan.drift import LIST_KEYS, clashes, differs, with_secondary_family
 
 SPREAD, PORT, CPU = "topologySpreadConstraints", "containerPort", "cpu"
 PEER = {"podSelector": {"matchLabels": {"a": "b"}}}

@@ -11,9 +11,10 @@ from unmask_operator.objects import SERVICE_LABEL, Key
 from unmask_operator.plan.plan import NODES_SECONDS
 
 
-def pod(reason="Unschedulable"):
+def pod(reason="Unschedulable", says=""):
     meta = {"name": "p", "namespace": "ns", "labels": {SERVICE_LABEL: "demo"}}
-    return {"metadata": meta, "status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": reason}]}}
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": says}
+    return {"metadata": meta, "status": {"conditions": [condition]}}
 
 
 class Lists:
@@ -31,9 +32,9 @@ class Lists:
         node = {"metadata": {"name": f"node-{self.count}"}, "status": {"images": [{"names": ["large"]}]}}
         return [transform(node)], 1
 
-    def ask(self, reason="Unschedulable", later=0.0):
+    def ask(self, reason="Unschedulable", later=0.0, says=""):
         self.now += later
-        found = asyncio.run(self.nodes.needed([pod(reason)]))
+        found = asyncio.run(self.nodes.needed([pod(reason, says)]))
         assert "large" not in str(found)
         return found and found[0]["metadata"]["name"]
 
@@ -46,6 +47,15 @@ def test_nodes_are_listed_for_an_unschedulable_pod_and_again_after_a_while(grant
     assert seen == ([None, "node-1", "node-1", "node-2"] if granted else [None] * 4)
     assert lists.count == (2 if granted else 0)
     assert lists.requeued == []
+
+
+def test_nodes_are_listed_less_often_while_the_scheduler_says_the_same():
+    lists = Lists()
+    for _ in range(60):
+        lists.ask(later=30.5)
+    assert lists.count < 12, "a GPU pod that waits for half an hour lists all nodes each half minute"
+    lists.ask(says="0/3 nodes are available: 3 Insufficient cpu.")
+    assert lists.ask(says="0/3 nodes are available: 3 Insufficient cpu.", later=30.5) == f"node-{lists.count}"
 
 
 def test_concurrent_requests_for_nodes_use_one_list():

@@ -53,6 +53,7 @@ def stopped(section: str, **seconds: Any) -> Any:
     return patch(**{section: [{"name": name, "lifecycle": hook} for name, hook in hooks.items()]})
 
 
+THREADS = "main env OMP_NUM_THREADS value"
 DEADLINE, GRACE = "Deployment spec progressDeadlineSeconds", "pod terminationGracePeriodSeconds"
 
 
@@ -132,6 +133,15 @@ RULES: list[tuple[Obj, Obj]] = [
     ({"livenessProbe": {"timeoutSeconds": 9}}, {"main livenessProbe timeoutSeconds": 9}),
     ({"readinessProbe": {"periodSeconds": 9}}, {"main readinessProbe periodSeconds": 9}),
     ({"drainTimeoutSeconds": 100, "drainDelaySeconds": 300}, {GRACE: 410, "main args --drain-delay": "300"}),
+    ({"gpu": {}, "parallelism": {"tensor": 4}, "resources": {"requests": {"cpu": "8"}}}, {THREADS: "2"}),
+    ({"gpu": {}, "parallelism": {"tensor": 4}, "resources": {"limits": {"cpu": "6"}}}, {THREADS: "2"}),
+    ({"gpu": {}, "parallelism": {"tensor": 4}, "resources": {"requests": {"cpu": "500m"}}}, {THREADS: "1"}),
+    ({"gpu": {}, "resources": {"requests": {"cpu": 4}}}, {THREADS: "4"}),
+    ({"gpu": {}, "resources": {"requests": {"cpu": 4}, "limits": {"cpu": 8}}}, {THREADS: None}),
+    ({"gpu": {}, **main(resources={"requests": {"cpu": 3}})}, {THREADS: "3"}),
+    ({"resources": {"requests": {"cpu": "250m"}}}, {THREADS: None}),  # on a CPU it may use idle cores
+    ({"gpu": {}, "resources": {"requests": {"cpu": 4}}, **main(env=[{"name": "OMP_NUM_THREADS", "value": "7"}])},
+     {THREADS: "7"}),
     ({"drainDelaySeconds": 0}, {GRACE: 70}),
     (stopped("containers", main=30), {GRACE: 110}),
     (stopped("containers", main=30) | {"drainDelaySeconds": 0}, {GRACE: 100}),

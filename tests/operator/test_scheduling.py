@@ -136,6 +136,8 @@ EXCLUDED = "node cordoned (8) is cordoned, node tainted (8) has the untolerated 
          "Unschedulable the cluster has no node"),
         (observe_pod(unschedulable("Scheduling is blocked due to non-empty scheduling gates"), None),
          f"Unschedulable {FIELD}.schedulingGates"),
+        (observe_pod(unschedulable('resourceclaim "gpu" not found'), None), "ResourceClaimNotFound ResourceClaim gpu"),
+        (observe_pod(unschedulable('could not find ResourceClaim "gpu"'), None), "ResourceClaimNotFound create it"),
         (of("waiting for resource claim controller"), f"Unschedulable {FIELD}.resourceClaims"),
         (observe_pod(unschedulable("running PreBind plugin: binding volumes: timed out"), None),
          "Unschedulable ^running PreBind plugin: binding volumes: timed out"),

@@ -87,6 +87,8 @@ CONTRADICTIONS: dict[str, list[tuple[Obj, str]]] = {
     "SharedMemoryExceedsMemory": [
         (memory("4096Mi", sharedMemorySize="4Gi"), "spec.sharedMemorySize is 4Gi"),
         (memory("6Gi", **GPU), "spec.sharedMemorySize is 8Gi"),
+        ({**GPU, **patch(resources={"limits": {"memory": "6Gi"}})}, "its pod is 6Gi"),
+        ({**memory("9Gi", **GPU), **patch(resources={"limits": {"memory": "6Gi"}})}, "its pod is 6Gi"),
     ],
     "CacheExceedsStorage": [(cached("50Gi"), "spec.modelCache.emptyDir.sizeLimit is 50Gi")],
     "GracePeriodTooShort": [(patch(terminationGracePeriodSeconds=69), "70 s"),

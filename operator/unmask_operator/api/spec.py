@@ -65,7 +65,10 @@ class Spec(Section):
         default="IfNotPresent", description="Image pull policy."
     )
     image_pull_secrets: list[SecretName] = Field(
-        default=[], max_length=16, description="Secrets for the image registry."
+        default=[],
+        max_length=16,
+        description="Secrets for the image registry.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     service_account: ServiceAccount = Field(
         default_factory=ServiceAccount, description="ServiceAccount of the pods, which the operator creates."

@@ -14,8 +14,10 @@ from unmask_operator.kube.kinds import NODES
 from unmask_operator.objects import Key, Obj
 from unmask_operator.plan.plan import NODES_SECONDS
 from unmask_operator.status.pods.pod_status import condition
+from unmask_operator.status.pods.pod_status import unschedulable as pod_unschedulable
 
 _TAINT = ("key", "value", "effect")
+LONGEST_SECONDS = 300.0  # between two lists while the scheduler says the same
 PAGE = 25  # nodes in memory at a time; one may have more than 20 kB
 
 log = logging.getLogger(__name__)
@@ -23,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Nodes:
-    """The last list of nodes, read again after `NODES_SECONDS` while it is needed."""
+    """The last list of nodes, read again after `NODES_SECONDS` while it is needed, and later after longer pauses."""
 
     client: Client
     granted: bool  # the operator may read nodes
@@ -33,6 +35,8 @@ class Nodes:
     def __post_init__(self) -> None:
         self._nodes: Sequence[Obj] | None = None
         self._requested_at = float("-inf")
+        self._pause = 0.0
+        self._sentences: dict[Key | None, str] = {}  # of the scheduler, by resource
         self._listing = asyncio.Lock()  # one list serves all workers
 
     async def needed(self, pods: Sequence[Obj]) -> Sequence[Obj] | None:
@@ -43,14 +47,19 @@ class Nodes:
         unschedulable = [pod for pod in pods if condition(pod, "PodScheduled").get("reason") == "Unschedulable"]
         if not (self.granted and unschedulable):
             return None
+        key, sentence = owner_key(unschedulable[0]), " ".join(filter(None, map(pod_unschedulable, unschedulable)))
+        if self._sentences.get(key) != sentence:
+            self._sentences[key], self._pause = sentence, 0.0
         async with self._listing:
-            if self.clock() - self._requested_at > NODES_SECONDS:
+            if self.clock() - self._requested_at > max(self._pause, NODES_SECONDS):
                 self._requested_at = self.clock()
+                self._pause = min(max(2 * self._pause, NODES_SECONDS), LONGEST_SECONDS)
                 try:
                     self._nodes, _ = await self.client.list(NODES, transform=slim, page=PAGE)
                 except ApiError as error:
                     log.warning("cannot list nodes: %s", error)
-        if self._nodes is None and (key := owner_key(unschedulable[0])):
+                    self._pause = 0.0
+        if self._nodes is None and key:
             self.requeue(key, NODES_SECONDS)
         return self._nodes
 

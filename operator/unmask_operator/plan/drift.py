@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, NamedTuple
 
-from unmask_operator.objects import Obj
+from unmask_operator.objects import Obj, quantity
 from unmask_operator.render import merge
 
 
@@ -29,10 +29,6 @@ LIST_KEYS: Mapping[str, tuple[str, ...]] = {
 }
 # Second member of such a key, and its default. Next to an entry with another value, server-side apply adds an entry.
 _SECOND_KEYS = {**merge.SECOND_KEYS, "topologySpreadConstraints": ("whenUnsatisfiable", "DoNotSchedule")}
-_SUFFIXES = {
-    **{s: Decimal(1024) ** i for i, s in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
-    **{s: Decimal(1000) ** i for i, s in zip((-3, -2, -1, 1, 2, 3, 4, 5, 6), "numkMGTPE", strict=True)},
-}
 _QUANTITIES = {"sizeLimit", "averageValue", "divisor"}  # members that hold a quantity
 _QUANTITY_MAPS = {"limits", "requests"}  # members that map names to quantities
 _LARGEST_QUANTITY = Decimal(2**63 - 1)
@@ -228,19 +224,3 @@ def _is_stored_as(desired: Any, live: Any) -> bool:
         return False
     bounded = max(-_LARGEST_QUANTITY, min(number, _LARGEST_QUANTITY))
     return stored == number or stored in (bounded.quantize(unit, ROUND_CEILING) for unit in _PRECISIONS)
-
-
-def quantity(value: Any) -> Decimal | None:
-    """Parses a Kubernetes quantity ("500m", "2Gi", 4, "1e3"); None if the value is invalid."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    text, factor = str(value), Decimal(1)
-    for suffix, scale in _SUFFIXES.items():
-        if text.endswith(suffix):
-            text, factor = text.removesuffix(suffix), scale
-            break
-    try:
-        number = Decimal(text) * factor
-    except ArithmeticError:  # no number, or an exponent out of the range of Decimal
-        return None
-    return number if number.is_finite() else None

@@ -1,8 +1,10 @@
 """Renders the engine's container: image, arguments, variables, probes, resources and mounts."""
 
+import math
+
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE, LivenessProbe, ReadinessProbe, StartupProbe
-from unmask_operator.objects import Obj
+from unmask_operator.objects import Obj, quantity
 from unmask_operator.render import adapters, ca_bundle, model_source
 from unmask_operator.render.arguments import engine_arguments
 from unmask_operator.render.labels import KEYS_MOUNT, MAIN, PORT, PORT_NAME
@@ -12,6 +14,10 @@ from unmask_operator.settings import Settings
 _COMPILE_CACHE = "/var/cache/unmask"
 _MODEL_CACHE = "/var/cache/models"
 _DISK = "ephemeral-storage"
+THREADS = "OMP_NUM_THREADS"
+# Number of threads: the CPU limit, rounded up, or the node's cores without a limit. By default, torch starts one thread
+# per core of the node, which slows down all pods on it.
+_CPU_LIMIT = {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1"}}
 
 
 def main(resource: DiffusionLMService, settings: Settings, image: str, restarted_at: str) -> Obj:
@@ -52,16 +58,32 @@ def _env(resource: DiffusionLMService, settings: Settings, restarted_at: str) ->
         **ca_bundle.environment(settings),
     }
     own: list[Obj] = []
-    if "OMP_NUM_THREADS" not in values:
-        # Number of threads: the CPU limit, rounded up, or the node's cores without a limit. By default, torch starts
-        # one thread per core of the node, which slows down all pods on it.
-        threads = {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1"}}
-        own.append({"name": "OMP_NUM_THREADS", "valueFrom": threads})
+    if THREADS not in values:
+        own.append({"name": THREADS, "valueFrom": _CPU_LIMIT})
     if token := resource.spec.model.token_secret_ref:
         own.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}})
     own += variable(resource, restarted_at)
     names = sorted(values.keys() - {entry["name"] for entry in own})
     return [*({"name": name, "value": values[name]} for name in names), *own]
+
+
+def limit_threads(main: Obj, ranks: int) -> None:
+    """Sets the threads of each rank of a GPU service to its part of the CPU limit, else of the CPU request.
+
+    Without a limit the API server reports the cores of the node, which each rank would use.
+
+    Args:
+        main: the engine's container after the merge of podTemplate.
+        ranks: processes of a pod; 0 without GPUs.
+    """
+    resources = main.get("resources") or {}
+    limit, request = (quantity((resources.get(kind) or {}).get("cpu")) for kind in ("limits", "requests"))
+    cpu = limit or request
+    if not ranks or not cpu or (limit and ranks == 1):
+        return
+    threads = {"name": THREADS, "value": str(max(1, math.ceil(cpu / ranks)))}
+    rendered = {"name": THREADS, "valueFrom": _CPU_LIMIT}
+    main["env"] = [threads if entry == rendered else entry for entry in main.get("env") or ()]
 
 
 def _resources(resource: DiffusionLMService) -> Obj:

@@ -42,6 +42,9 @@ def render_pod(resource: DiffusionLMService, settings: Settings, restarted_at: s
         "spec": _with_account(resource.spec.pod_template.spec),
     }
     template = merge_template(base, patch)
+    container.limit_threads(
+        next(one for one in template["spec"]["containers"] if one["name"] == MAIN), resource.spec.gpus_per_pod
+    )
     if GRACE not in resource.spec.pod_template.spec:
         template["spec"][GRACE] = _grace_period(template["spec"])
     marked = {**template["metadata"]["labels"], TEMPLATE_LABEL: digest(template)}

@@ -1,4 +1,4 @@
-"""Tests of spec.replicas with other clients than the autoscaler: manifests that lose the field, and a second scaler."""
+"""Tests of fields that several clients write: spec.replicas beside the autoscaler, and lists."""
 
 import pytest
 
@@ -66,3 +66,10 @@ def test_another_scaler_and_a_manifest_with_replicas_are_named(admin: Kube, name
     patch(admin, resource, {"replicas": 4}, "kube-controller-manager", "scale")
     wait_condition(admin, resource, "ScalingReady", "False", "AnotherScaler", "kube-controller-manager")
     assert condition(admin, resource, "Accepted")["status"] == "True"
+
+
+def test_two_managers_each_add_a_pull_secret(admin: Kube, namespace: str) -> None:
+    resource = demo(namespace)
+    for manager in ("team", "platform"):
+        apply(admin, resource, {"imagePullSecrets": [{"name": manager}]}, manager)
+    assert read(admin, resource)["spec"]["imagePullSecrets"] == [{"name": "team"}, {"name": "platform"}]

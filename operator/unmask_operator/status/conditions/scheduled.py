@@ -83,6 +83,15 @@ def _claim(pod: Obj, sentence: str) -> Condition | None:
             f"PersistentVolumeClaim {missing[1]} does not exist in this namespace: create it, or correct "
             "spec.model.uri or the volume of spec.podTemplate that names it",
         )
+    if missing := re.search(
+        r'resourceclaim(template)? "([^"]+)" not found|could not find ResourceClaim "([^"]+)"', sentence
+    ):
+        kind, name = ("ResourceClaimTemplate" if missing[1] else "ResourceClaim"), missing[2] or missing[3]
+        return false(
+            "ResourceClaimNotFound",
+            f"{kind} {name} does not exist in this namespace: create it, or correct "
+            "spec.podTemplate.spec.resourceClaims",
+        )
     if "unbound immediate PersistentVolumeClaims" in sentence:
         return false(
             "PersistentVolumeClaimUnbound",

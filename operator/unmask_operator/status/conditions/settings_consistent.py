@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from runtime.config import BY_DEST
 from unmask_operator.api import Spec, SpecError, parse
-from unmask_operator.objects import RESTARTED_AT, Obj
-from unmask_operator.plan.drift import quantity
+from unmask_operator.objects import RESTARTED_AT, Obj, quantity
 from unmask_operator.render.labels import MAIN
 from unmask_operator.render.pod import END_SECONDS, GRACE, pre_stop_seconds
 from unmask_operator.status.admission import planned_template
@@ -57,7 +56,7 @@ def contradictions(spec: Spec, pod: Obj) -> Iterator[Contradiction]:
         return
     main: Obj = next((c for c in pod.get("containers") or () if c.get("name") == MAIN), {})
     yield from _gpus(spec, main)
-    yield from _memory(spec, main)
+    yield from _memory(spec, main, section(section(pod, "resources"), "limits"))
     yield from _grace_period(spec, pod, main)
     yield from _probes(main)
     yield from _host_ports(spec, pod)
@@ -163,16 +162,18 @@ def _is_gpu(spec: Spec, name: str) -> bool:
     return bool(_GPU.match(name)) or (spec.gpu is not None and name == spec.gpu.resource_name)
 
 
-def _memory(spec: Spec, main: Obj) -> Iterator[Contradiction]:
+def _memory(spec: Spec, main: Obj, of_pod: Obj) -> Iterator[Contradiction]:
     limits = section(section(main, "resources"), "limits")
-    memory, disk = quantity(limits.get("memory")), quantity(limits.get("ephemeral-storage"))
+    memories = [each["memory"] for each in (limits, of_pod) if quantity(each.get("memory")) is not None]
+    lowest = min(memories, key=lambda text: quantity(text) or 0, default=None)
+    memory, disk = quantity(lowest), quantity(limits.get("ephemeral-storage"))
     shared = spec.shared_memory_size or ("8Gi" if spec.parallelism.tensor > 1 else None)
     size = quantity(shared)
     if memory is not None and size is not None and size >= memory:
         yield Contradiction(
             "SharedMemoryExceedsMemory",
-            f"spec.sharedMemorySize is {shared}, which counts towards memory, and the memory limit of the engine is "
-            f"{limits['memory']}; raise spec.resources.limits.memory, or lower spec.sharedMemorySize",
+            f"spec.sharedMemorySize is {shared}, which counts towards memory, and the memory limit of the engine or of "
+            f"its pod is {lowest}; raise spec.resources.limits.memory, or lower spec.sharedMemorySize",
         )
     size_limit = spec.model_cache.empty_dir.size_limit
     cache = quantity(size_limit)

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unmask_operator.api.placement import DEFAULT_GPU
-from unmask_operator.objects import Obj
-from unmask_operator.plan.drift import quantity
+from unmask_operator.objects import Obj, quantity
 from unmask_operator.status.condition import Condition, false
 from unmask_operator.status.scheduling.node_fit import ExcludedNode, split_nodes
 from unmask_operator.status.scheduling.scheduler_message import SchedulerReason, explain, parse_reasons
