@@ -67,7 +67,7 @@ OTHER_FLAGS = {
     "docker": {"--gpus", "--name", "--rm", "--volume"},
     "helm": {
         *("--create-namespace", "--kube-version", "--namespace", "--reset-then-reuse-values", "--set"),
-        *("--show-only", "--wait"),
+        *("--show-only", "--take-ownership", "--wait"),
     },
     "kubectl": {"--all", "--cascade", "--for", "--from-literal", "--overwrite", "--prefix", "--previous", "--replicas",
                 "--server-side", "--tail", "--type", "--watch"},
