@@ -67,5 +67,5 @@ def test_a_resource_writes_a_burst_of_different_events_and_then_one_per_five_min
 
 def test_an_event_that_is_refused_fails_nothing():
     scene = Scene()
-    scene.record(Event("Normal", "Refused", "no"), FLAP)
+    scene.record(Event("Normal", "Refused", "no"), FLAP, FLAP)
     assert [event["reason"] for event in scene.written] == ["Refused", "Unavailable"]

@@ -9,10 +9,11 @@ import pytest
 from tests.operator.fake_api import DEPLOYMENT, KEY, FakeApi
 from tests.operator.pod_states import judge
 from tests.operator.samples import edit, running
+from unmask_operator.controller.other_writers import ManifestWrites
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.objects import Obj
 from unmask_operator.plan.observed import Decision, Observed
-from unmask_operator.plan.scalers import WINDOW, ManifestWrites, kept_replicas
+from unmask_operator.plan.scalers import WINDOW, kept_replicas
 
 SCALED = {"maxReplicas": 8}
 HPA = {**SCALED, "provider": "HPA"}

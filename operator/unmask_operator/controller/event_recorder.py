@@ -79,7 +79,8 @@ class EventRecorder:
         state.series = {event: one for event, one in state.series.items() if one.pending or not one.is_over(now)}
         for event in events:
             one = state.series.setdefault(event, _Series(now))
-            one.count, one.last, one.pending = one.count + 1, now, True
+            if one.last != now:  # one reconcile may tell the same twice
+                one.count, one.last, one.pending = one.count + 1, now, True
         for event, one in list(state.series.items()):
             waits = one.written is not None and now - one.written < timedelta(seconds=SERIES_SECONDS)
             if not one.pending or waits:

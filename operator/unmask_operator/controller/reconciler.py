@@ -11,7 +11,7 @@ from unmask_operator.controller import adapters, adoption
 from unmask_operator.controller.apply import Applier, Outcome
 from unmask_operator.controller.event_recorder import EventRecorder
 from unmask_operator.controller.field_conflicts import FieldConflicts
-from unmask_operator.controller.other_operators import OtherOperators
+from unmask_operator.controller.other_writers import ManifestWrites, OtherOperators
 from unmask_operator.kube.cache import Cache, slim
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
@@ -64,7 +64,7 @@ class Reconciler:
         self._metrics = metrics
         self._conflicts = FieldConflicts(clock)
         self._events = EventRecorder(client, settings.pod_name)
-        self._manifest_writes = scalers.ManifestWrites()
+        self._manifest_writes = ManifestWrites()
         self._departed: dict[Key, set[str]] = {}  # uids of pods that failed or were disrupted
         self._operators = OtherOperators(settings.status_manager)
         self._applier = Applier(client, cache, lambda verb: metrics.writes.labels(verb).inc(), self._conflicts)

@@ -5,17 +5,15 @@ field, and the API server sets the default of the schema.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from unmask_operator.objects import FIELD_MANAGER, Key, Obj, Ref, controller_uid
+from unmask_operator.objects import FIELD_MANAGER, Obj, Ref, controller_uid
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render.revision import Revision, controlled_revisions
 
 DEFAULT = 1  # of spec.replicas in the schema
 HPA_MANAGER = "kube-controller-manager"
-CONTESTED = 3  # writes by a manifest within WINDOW
 WINDOW = timedelta(hours=1)
 
 
@@ -43,8 +41,8 @@ def _is_lost(observed: Observed, scaling: Obj) -> bool:
     newest = next(iter(controlled_revisions(observed.children.values(), resource["metadata"]["uid"])), None)
     if isinstance(newest, Revision) and newest.spec is not None and not newest.spec.get("autoscaling"):
         return True  # autoscaling is new
-    if owners := list(_owners(resource)):
-        return not any(owner.get("subresource") == "scale" for owner in owners)
+    if writers := list(owners(resource)):
+        return not any(owner.get("subresource") == "scale" for owner in writers)
     if scaling.get("provider", "Builtin") != "Builtin":
         return False  # the API server does not record writes of the scale if nobody owned the field before
     desired = (resource.get("status") or {}).get("autoscaling", {}).get("desired", DEFAULT)
@@ -58,7 +56,7 @@ def other_scaler(resource: Obj, now: datetime) -> str:
     """
     provider = ((resource.get("spec") or {}).get("autoscaling") or {}).get("provider", "Builtin")
     own = (FIELD_MANAGER, HPA_MANAGER) if provider == "HPA" else (FIELD_MANAGER,)
-    for owner in _owners(resource):
+    for owner in owners(resource):
         manager, at = str(owner.get("manager") or ""), str(owner.get("time") or now.isoformat())
         is_person = manager == "kubectl" or manager.startswith("kubectl-")
         recent = now - datetime.fromisoformat(at) < WINDOW
@@ -67,32 +65,7 @@ def other_scaler(resource: Obj, now: datetime) -> str:
     return ""
 
 
-@dataclass
-class ManifestWrites:
-    """Counts the writes of `spec.replicas` by manifests, which the autoscaler undoes. In memory, per leader."""
-
-    _times: dict[Key, list[tuple[str, str, datetime]]] = field(default_factory=dict)  # manager, its time, now
-
-    def forget(self, key: Key) -> None:
-        self._times.pop(key, None)
-
-    def observe(self, key: Key, resource: Obj, now: datetime) -> str:
-        """Returns the field manager that has overwritten the autoscaler `CONTESTED` times within `WINDOW`, or ""."""
-        if not (resource.get("spec") or {}).get("autoscaling"):
-            self.forget(key)
-            return ""
-        times = [one for one in self._times.pop(key, ()) if now - one[2] < WINDOW]
-        for owner in _owners(resource):
-            manager, at = str(owner.get("manager") or ""), str(owner.get("time") or "")
-            is_new = (manager, at) not in [one[:2] for one in times]
-            if not owner.get("subresource") and manager != FIELD_MANAGER and is_new:
-                times.append((manager, at, now))
-        if times:
-            self._times[key] = times[-CONTESTED:]
-        return times[-1][0] if len(times) >= CONTESTED else ""
-
-
-def _owners(resource: Obj) -> Iterator[Obj]:
+def owners(resource: Obj) -> Iterator[Obj]:
     """Yields the entries of managedFields that own `spec.replicas`. The others in the cache are those of statuses."""
     for entry in resource["metadata"].get("managedFields") or ():
         if entry.get("subresource") != "status":

@@ -1,13 +1,15 @@
-"""Detects another release of the operator that writes the status of the same resource."""
+"""Detects others that write what the operator writes to a resource: releases its status, manifests its replicas."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from unmask_operator.objects import FIELD_MANAGER, Key, Obj
+from unmask_operator.plan.scalers import WINDOW, owners
 
 RECENT = timedelta(minutes=1)
 LONGEST_PAUSE = timedelta(minutes=30)
+CONTESTED = 3  # writes of replicas by a manifest within WINDOW
 
 
 @dataclass
@@ -62,3 +64,28 @@ def _status_writers(resource: Obj) -> Iterator[tuple[str, datetime]]:
     for entry in resource["metadata"].get("managedFields") or ():
         if entry.get("subresource") == "status" and entry["manager"].startswith(f"{FIELD_MANAGER}/") and entry["time"]:
             yield entry["manager"], datetime.fromisoformat(entry["time"])
+
+
+@dataclass
+class ManifestWrites:
+    """Counts the writes of `spec.replicas` by manifests, which the autoscaler undoes. In memory, per leader."""
+
+    _times: dict[Key, list[tuple[str, str, datetime]]] = field(default_factory=dict)  # manager, its time, now
+
+    def forget(self, key: Key) -> None:
+        self._times.pop(key, None)
+
+    def observe(self, key: Key, resource: Obj, now: datetime) -> str:
+        """Returns the field manager that has overwritten the autoscaler `CONTESTED` times within `WINDOW`, or ""."""
+        if not (resource.get("spec") or {}).get("autoscaling"):
+            self.forget(key)
+            return ""
+        times = [one for one in self._times.pop(key, ()) if now - one[2] < WINDOW]
+        for owner in owners(resource):
+            manager, at = str(owner.get("manager") or ""), str(owner.get("time") or "")
+            is_new = (manager, at) not in [one[:2] for one in times]
+            if not owner.get("subresource") and manager != FIELD_MANAGER and is_new:
+                times.append((manager, at, now))
+        if times:
+            self._times[key] = times[-CONTESTED:]
+        return times[-1][0] if len(times) >= CONTESTED else ""

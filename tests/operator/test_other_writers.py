@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from tests.operator.fake_api import KEY
 from tests.operator.samples import resource
-from unmask_operator.controller.other_operators import LONGEST_PAUSE, RECENT, OtherOperators
+from unmask_operator.controller.other_writers import LONGEST_PAUSE, RECENT, OtherOperators
 from unmask_operator.objects import Obj
 
 OURS, THEIRS = "unmask-operator/a/unmask", "unmask-operator/b/unmask"
