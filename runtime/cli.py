@@ -6,6 +6,7 @@ Modules of a subcommand are imported when it is selected, so that ``--help`` is 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -66,7 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if name == "serve" and rest and not rest[0].startswith("-"):
         rest = ["--model", model(rest[0]), *rest[1:]]
-    return int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)
+    try:
+        return int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)
+    except KeyboardInterrupt:
+        sys.stdout.flush()
+        what = "interrupted; if files were being downloaded, the next call continues with those that are missing"
+        print(f"error: {what}", file=sys.stderr, flush=True)
+        os._exit(1)  # Python's own end would wait for the threads of huggingface_hub, which complete their files
 
 
 if __name__ == "__main__":

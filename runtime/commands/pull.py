@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -40,11 +39,6 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(
-            "error: interrupted; the next call continues with the files that are missing", file=sys.stderr, flush=True
-        )
-        os._exit(1)  # Python's own end would wait for the threads of huggingface_hub, which complete their files
     return 0
 
 
