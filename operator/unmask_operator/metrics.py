@@ -58,9 +58,9 @@ class Metrics(Collector):
             "Statuses that the API server refused. A minimal status replaced them.",
             registry=own,
         )
-        self.unsynced_namespaces = Gauge(
-            "unmask_operator_unsynced_namespaces",
-            "Namespaces of watchNamespaces that this leader could never list. Nothing is reconciled in them.",
+        self.unlisted_namespaces = Gauge(
+            "unmask_operator_unlisted_namespaces",
+            "Watched namespaces whose last list failed. A leader reconciles nothing in one that it could never list.",
             registry=own,
         )
         self.registry.register(self)

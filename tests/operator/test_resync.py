@@ -114,21 +114,22 @@ async def test_a_namespace_that_cannot_be_listed_stops_no_other_one_and_is_recon
     for one, key in zip(resources, (mine, other), strict=True):
         one["metadata"] |= {"namespace": key.namespace, "uid": key.namespace}
     async with running({DLMS: resources}, {(kind, "b"): FORBIDDEN}, watch_namespaces=("a", "b")) as scene:
-        unsynced = "unmask_operator_unsynced_namespaces"
+        unlisted = "unmask_operator_unlisted_namespaces"
         assert scene.resync.synced.is_set()
         assert [scene.resync.is_synced(key) for key in (mine, other)] == [True, False]
         assert "namespace b was deleted" in caplog.text
-        assert scene.metrics.registry.get_sample_value(unsynced) == 1
+        assert scene.metrics.registry.get_sample_value(unlisted) == 1
         scene.enqueued.clear()
         scene.errors.clear()
         await asyncio.sleep(LONGEST_RETRY_SECONDS)
         assert scene.resync.is_synced(other)
         assert other in scene.enqueued
-        assert scene.metrics.registry.get_sample_value(unsynced) == 0
+        assert scene.metrics.registry.get_sample_value(unlisted) == 0
         scene.errors[kind, "b"] = FORBIDDEN  # a namespace that is deleted later
         scene.resync.kopf_has_listed(kind.path("b"))
         await asyncio.sleep(2 * AFTER_KOPF_SECONDS)
         assert scene.resync.is_synced(other), "its objects are in the cache"
+        assert scene.metrics.registry.get_sample_value(unlisted) == 1
 
 
 @simulated

@@ -62,8 +62,9 @@ class OtherOperators:
 
 def _status_writers(resource: Obj) -> Iterator[tuple[str, datetime]]:
     for entry in resource["metadata"].get("managedFields") or ():
-        if entry.get("subresource") == "status" and entry["manager"].startswith(f"{FIELD_MANAGER}/") and entry["time"]:
-            yield entry["manager"], datetime.fromisoformat(entry["time"])
+        manager, at = str(entry.get("manager")), entry.get("time")
+        if entry.get("subresource") == "status" and manager.startswith(f"{FIELD_MANAGER}/") and at:
+            yield manager, datetime.fromisoformat(str(at))
 
 
 @dataclass

@@ -61,7 +61,7 @@ class Resync:
         self._events = events
         self._metrics = metrics
         self._slots = asyncio.Semaphore(LISTS_AT_ONCE)
-        self._unsynced = metrics.unsynced_namespaces
+        self._unlisted = metrics.unlisted_namespaces
         self._synced: set[str | None] = set()  # namespaces that were synced once; None: all namespaces
         self.synced = asyncio.Event()  # set once all lists were tried and a namespace is synced
         self.apis: frozenset[str] = frozenset()  # the kinds of OPTIONAL that the API server serves (ApiKind.api)
@@ -140,7 +140,8 @@ class Resync:
             self._synced.add(namespace)
             if self.synced.is_set():
                 self._events.enqueue_all()  # the workers have skipped the resources of this namespace
-        self._unsynced.set(len({source.namespace for source in sources} - self._synced))
+        unlisted = {s.namespace for s in sources if s.kind in NEEDED and s.tried and (s.failures or not s.listed)}
+        self._unlisted.set(len(unlisted))
         if self._synced and all(source.tried for source in sources):
             self.synced.set()
 

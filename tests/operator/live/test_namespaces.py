@@ -33,7 +33,7 @@ def test_services_of_other_namespaces_are_reconciled_after_a_restart(
             admin.patch(each, {"spec": {"replicas": 5}})
         wait_condition(admin, mine, "Accepted", "True")
         assert admin.get("apps/v1", "Deployment", "demo", namespace)["spec"]["replicas"] == 5
-        assert operator.metric("unmask_operator_unsynced_namespaces") == 1
+        assert operator.metric("unmask_operator_unlisted_namespaces") == 1
         assert read(admin, other)["status"]["observedGeneration"] == 1
         grant(admin, namespace, [namespace, team])
         wait_condition(admin, other, "Accepted", "True")
