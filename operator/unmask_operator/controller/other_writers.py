@@ -8,7 +8,7 @@ from unmask_operator.objects import FIELD_MANAGER, Key, Obj
 from unmask_operator.plan.scalers import WINDOW, owners
 
 RECENT = timedelta(minutes=1)
-LONGEST_PAUSE = timedelta(minutes=30)
+LONGEST_PAUSE = timedelta(minutes=10)
 CONTESTED = 3  # writes of replicas by a manifest within WINDOW
 
 
