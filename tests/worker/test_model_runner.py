@@ -14,6 +14,7 @@ from runtime.kernels.ops import TORCH
 from runtime.kernels.segments import COUNT
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.lm_head import LMHead
+from runtime.parameters.weight import UnquantizedWeight
 from runtime.scheduling.step_plan import MASKED, AlgorithmBatch, BlockResults, DenoiseBlocks, StepPlan
 from runtime.worker import candidates
 from runtime.worker.candidates import SamplerConfig
@@ -80,7 +81,7 @@ class Bare(LMHead):
     """An LM head with a fused argmax. It records which of its functions are called."""
 
     def __init__(self) -> None:
-        self.kernels = TORCH
+        super().__init__(UnquantizedWeight((1, 1), torch.float64, torch.device("cpu")), TORCH)
         self.fused_argmax = True
         self.asked: list[str] = []
 
