@@ -132,7 +132,6 @@ class KernelSet:
             rms_norm=self.quantizing.rms_norm,
             add_rms_norm=self.quantizing.add_rms_norm,
             act_and_mul=self.quantizing.act_and_mul,
-            fp8_lm_head_argmax=None if self.batch_invariant else self.quantizing.lm_head_argmax,
             reduce_add_norm=None,  # the separate norms quantize their output
             gemm_add_norm=None,
             sandwich_norms=None,

@@ -100,13 +100,13 @@ class LayerFactory:
             get_format(format).check(device, dtype)
         default = "triton_grouped" if device.type == "cuda" else "torch"
         kernels = select_kernels(device, dtype, quantization, deterministic=deterministic)
-        if not fp8_lm_head:
-            kernels = replace(kernels, fp8_lm_head_argmax=None)
-        elif kernels.fp8_lm_head_argmax is None:
-            raise ConfigError(
-                "--quantized-lm-head needs fp8 weights on a GPU, without --deterministic; leave it out, or set "
-                "--quantization fp8"
-            )
+        if fp8_lm_head:
+            if quantization != "fp8" or kernels.quantizing is None or deterministic:
+                raise ConfigError(
+                    "--quantized-lm-head needs fp8 weights on a GPU, without --deterministic; leave it out, or set "
+                    "--quantization fp8"
+                )
+            kernels = replace(kernels, fp8_lm_head_argmax=kernels.quantizing.lm_head_argmax)
         lora = None
         if lora_config is not None:
             lora = LoRAContext(lora_config, kernels.add_lora, batch_invariant=kernels.batch_invariant)

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
+from runtime.kernels.fp8_argmax import fp8_lm_head_argmax
 from runtime.kernels.nvfp4 import Nvfp4
 from runtime.kernels.ops import TRITON
 from runtime.layers.layer_factory import LayerFactory
@@ -459,7 +460,7 @@ def test_an_lm_head_in_eight_bits_is_refused():
     build = LayerFactory.create("meta", torch.bfloat16, quantization="fp8")
     family = resolve_family(None, CONFIG)
     with pytest.raises(ConfigError, match=r"^--quantized-lm-head: no kernel .* soft-capped logits in e4m3; leave it"):
-        family.make(parse(CONFIG), replace(build, kernels=TRITON.for_quantization("fp8")))
+        family.make(parse(CONFIG), replace(build, kernels=replace(TRITON, fp8_lm_head_argmax=fp8_lm_head_argmax)))
 
 
 def test_a_checkpoint_that_quantizes_queries_alone_is_refused_by_name(tmp_path):

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from runtime.bench.model_shapes import architecture
 from runtime.errors import ConfigError
 from runtime.kernels.activation import interleave_gate_up
+from runtime.kernels.fp8_argmax import fp8_lm_head_argmax
 from runtime.kernels.nvfp4 import Nvfp4, quantize_nvfp4
 from runtime.kernels.ops import TORCH, TRITON
 from runtime.kernels.quantized_tensor import (
@@ -310,7 +311,6 @@ def test_unsupported_dtypes_and_gpus_are_refused(monkeypatch):
         LayerFactory.create("cuda", torch.bfloat16, quantization="fp8")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     kernels = TRITON.for_quantization("fp8")
+    assert LayerFactory.create("cuda", torch.bfloat16, quantization="fp8").kernels == kernels
     build = LayerFactory.create("cuda", torch.bfloat16, quantization="fp8", fp8_lm_head=True)
-    assert build.kernels == kernels
-    build = LayerFactory.create("cuda", torch.bfloat16, quantization="fp8")
-    assert build.kernels == replace(kernels, fp8_lm_head_argmax=None)
+    assert build.kernels == replace(kernels, fp8_lm_head_argmax=fp8_lm_head_argmax)
