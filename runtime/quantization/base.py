@@ -142,6 +142,10 @@ class WeightFormat:
     check: Callable[[torch.device, torch.dtype], None]
 
 
+def accept_any(device: torch.device, dtype: torch.dtype) -> None:
+    """Accepts every device and dtype: codes are dequantized when they are used."""
+
+
 _FORMATS: Registry[WeightFormat] = Registry("weight format")
 
 

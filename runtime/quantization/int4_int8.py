@@ -12,7 +12,7 @@ from runtime.kernels import quantized_tensor
 from runtime.kernels.ops import KernelSet
 from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.parameters.sharding import Index, WeightSlice
-from runtime.quantization.base import QuantizedWeight, WeightFormat, register_format
+from runtime.quantization.base import QuantizedWeight, WeightFormat, accept_any, register_format
 from runtime.quantization.fp8 import check_fp8
 
 GROUP = 128  # inputs per scale of int4 in the format without a suffix
@@ -91,10 +91,6 @@ def _check_blocks(device: torch.device, dtype: torch.dtype) -> None:
         check_fp8(device, dtype)
 
 
-def _check(device: torch.device, dtype: torch.dtype) -> None:
-    """Accepts every device and dtype: codes are dequantized when they are used."""
-
-
 def format_key(bits: int, group: int | None, *, asymmetric: bool) -> str:
     """Returns the key of the format of integers with 4 or 8 bits. `group`: inputs per scale; None: one scale per row.
 
@@ -109,7 +105,7 @@ def _register_integers() -> None:
         for size in sizes:
             for asymmetric in (False, True):
                 make = partial(GroupQuantizedWeight, code_dtype=code_dtype, group_size=size, asymmetric=asymmetric)
-                register_format(WeightFormat(format_key(bits, size, asymmetric=asymmetric), make, _check))
+                register_format(WeightFormat(format_key(bits, size, asymmetric=asymmetric), make, accept_any))
 
 
 NF4_GROUP = 64
@@ -117,6 +113,6 @@ NF4_GROUP = 64
 # changes a weight while it is loaded, the weight is quantized to the same format again.
 _register_integers()
 _make_nf4 = partial(GroupQuantizedWeight, code_dtype=torch.uint8, group_size=NF4_GROUP, is_nf4=True)
-register_format(WeightFormat("nf4", _make_nf4, _check))
+register_format(WeightFormat("nf4", _make_nf4, accept_any))
 _make_blocks = partial(GroupQuantizedWeight, code_dtype=quantized_tensor.E4M3, group_size=GROUP)
 register_format(WeightFormat("fp8_blocks", _make_blocks, _check_blocks))

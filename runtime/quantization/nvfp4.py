@@ -6,7 +6,7 @@ import torch
 
 from runtime.kernels import nvfp4
 from runtime.kernels.ops import KernelSet
-from runtime.quantization.base import QuantizedWeight, WeightFormat, register_format
+from runtime.quantization.base import QuantizedWeight, WeightFormat, accept_any, register_format
 
 
 class Nvfp4Weight(QuantizedWeight):
@@ -25,8 +25,4 @@ class Nvfp4Weight(QuantizedWeight):
         return nvfp4.quantize_nvfp4(x)
 
 
-def check_nvfp4(device: torch.device, dtype: torch.dtype) -> None:
-    """Accepts every device and dtype: codes are dequantized when they are used."""
-
-
-register_format(WeightFormat("nvfp4", Nvfp4Weight, check_nvfp4))
+register_format(WeightFormat("nvfp4", Nvfp4Weight, accept_any))

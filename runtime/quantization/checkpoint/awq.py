@@ -9,14 +9,14 @@ groups, and `scales` is [outputs, 8 * W]. Beyond the groups both are padded with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import QuantizedTensor
-from runtime.quantization.checkpoint.integers import IntegerScheme, group_size_of
+from runtime.quantization.checkpoint.integers import WordScheme, group_size_of
 from runtime.quantization.checkpoint.scheme import (
     CheckpointQuantization,
     Read,
@@ -33,25 +33,17 @@ POSITIONS = [NIBBLES.index(output) for output in range(len(NIBBLES))]  # the inv
 GEMV_MULTIPLE = {32: 4, 64: 2}  # by group size; W is a multiple of it, else of 1
 
 
-class Awq(IntegerScheme):
-    suffixes = (".qweight", ".qzeros", ".scales")
-
+class Awq(WordScheme):
     def __init__(self, group: int | None, *, asymmetric: bool) -> None:
         super().__init__(4, group, asymmetric=asymmetric)
         self.label = "AWQ int4"
 
-    def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
-        words = shape_of(".qweight")
-        if len(words) != 2:
-            raise ConfigError(f"has .qweight of {words}, not a matrix")
-        return self._shape(words)
-
-    def _shape(self, words: list[int]) -> list[int]:
+    def shape_of_words(self, words: list[int]) -> list[int]:
         return [words[1] * self.per_word, words[0]]
 
     def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
         words = read(".qweight")
-        outputs, inputs = self._shape(list(words.shape))
+        outputs, inputs = self.shape_of_words(list(words.shape))
         if self.group is not None and inputs % self.group:
             raise ConfigError(f"has {inputs} inputs, which groups of {self.group} do not divide")
         words = checked(words, ".qweight", list(words.shape), torch.int32).to(device)
@@ -67,7 +59,7 @@ class Awq(IntegerScheme):
 
 
 class AwqGemv(Awq):
-    def _shape(self, words: list[int]) -> list[int]:
+    def shape_of_words(self, words: list[int]) -> list[int]:
         return [words[0], words[1] * self.per_word]
 
     def _quantized(self, read: Read, words: torch.Tensor, outputs: int, groups: int) -> QuantizedTensor:

@@ -27,6 +27,7 @@ from runtime.quantization.checkpoint.scheme import (
     checked,
     flag_of,
     name_list,
+    read_matrix,
     refuse,
     register_method,
     shown,
@@ -49,9 +50,7 @@ class LlmInt8(QuantScheme):
     optional_suffixes = (LAYOUT,)
 
     def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
-        values = read(WEIGHT)
-        if values.dtype != torch.int8 or values.dim() != 2:
-            raise ConfigError(f"is {values.dtype} {list(values.shape)} with {LARGEST}, not a matrix of torch.int8")
+        values = read_matrix(read, torch.int8, LARGEST)
         outputs, inputs = values.shape
         largest = checked(read(LARGEST), LARGEST, [outputs], torch.float32).to(device)
         try:

@@ -26,6 +26,7 @@ from runtime.quantization.checkpoint.scheme import (
     checked,
     flag_of,
     name_list,
+    read_matrix,
     refuse,
     register_method,
 )
@@ -87,9 +88,7 @@ class Int8(QuantScheme):
         self.suffixes = (WEIGHT, ".weight_scale", *((ZERO_POINT,) if asymmetric else ()))
 
     def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
-        values = read(WEIGHT)
-        if values.dtype != torch.int8 or values.dim() != 2:
-            raise ConfigError(f"is {values.dtype} {list(values.shape)} with a scale, not a matrix of torch.int8")
+        values = read_matrix(read, torch.int8)
         outputs, inputs = values.shape
         stored, zeros = read(".weight_scale"), None
         scales = channel_scales(stored, outputs, device)[:, None]

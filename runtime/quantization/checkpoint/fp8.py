@@ -15,6 +15,7 @@ from runtime.quantization.checkpoint.scheme import (
     QuantScheme,
     Read,
     name_list,
+    read_matrix,
     refuse,
     register_method,
 )
@@ -24,10 +25,7 @@ SUPPORTED = "blocks of [N, 128], or null for one scale per tensor"
 
 
 def read_e4m3(read: Read, device: torch.device) -> torch.Tensor:
-    values = read(WEIGHT)
-    if values.dtype != E4M3 or values.dim() != 2:
-        raise ConfigError(f"is {values.dtype} {list(values.shape)} with a scale, not a matrix of {E4M3}")
-    values = values.to(device)
+    values = read_matrix(read, E4M3).to(device)
     if bool(((values.view(torch.uint8) & 0x7F) == 0x7F).any()):
         raise ConfigError("holds NaN or infinite values")
     return values

@@ -6,14 +6,14 @@ along the outputs. `scales` is [groups, outputs]. `g_idx` int32 [inputs] has the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import QuantizedTensor
-from runtime.quantization.checkpoint.integers import IntegerScheme, group_size_of
+from runtime.quantization.checkpoint.integers import WordScheme, group_size_of
 from runtime.quantization.checkpoint.patterns import first_matches
 from runtime.quantization.checkpoint.scheme import (
     CheckpointQuantization,
@@ -32,8 +32,7 @@ EXCLUDED = "-:"  # begins a pattern of `dynamic` whose modules are not quantized
 FORMAT_FIELDS = ("bits", "group_size", "sym", "desc_act")  # of `dynamic` that change the format
 
 
-class Gptq(IntegerScheme):
-    suffixes = (".qweight", ".qzeros", ".scales")
+class Gptq(WordScheme):
     optional_suffixes = (".g_idx",)
 
     def __init__(self, bits: int, group: int | None, *, asymmetric: bool, v1: bool, in_order: bool) -> None:
@@ -47,18 +46,14 @@ class Gptq(IntegerScheme):
         self.v1 = v1
         self.in_order = in_order
 
-    def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
-        words = shape_of(".qweight")
-        if len(words) != 2:
-            raise ConfigError(f"has .qweight of {words}, not a matrix")
+    def shape_of_words(self, words: list[int]) -> list[int]:
         return [words[1], words[0] * self.per_word]
 
     def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
         words = read(".qweight")
-        rows, outputs = words.shape
-        inputs = rows * self.per_word
+        outputs, inputs = self.shape_of_words(list(words.shape))
         groups = self.groups(inputs)
-        words = checked(words, ".qweight", [rows, outputs], torch.int32)
+        words = checked(words, ".qweight", list(words.shape), torch.int32)
         zeros = checked(read(".qzeros"), ".qzeros", [groups, -(-outputs // self.per_word)], torch.int32)
         scales = checked(read(".scales"), ".scales", [groups, outputs], torch.float32).to(device)
         if self.v1:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import GroupQuantized, pack
-from runtime.quantization.checkpoint.scheme import QuantScheme, refuse
+from runtime.quantization.checkpoint.scheme import QuantScheme, Read, refuse
 from runtime.quantization.int4_int8 import GROUP, GROUP_SIZES, format_key
 
 STORED_GROUPS = (*GROUP_SIZES, 256, 512, 1024)  # a scale of 256 inputs is stored twice, for 128 each
@@ -79,6 +80,22 @@ class IntegerScheme(QuantScheme):
             return GroupQuantized(pack(codes.view(torch.int8) - 8, stored), scales, inputs, stored, zeros, order)
         signed = None if zeros is None else (zeros ^ 128).view(torch.int8)
         return GroupQuantized((codes ^ 128).view(torch.int8), scales, inputs, stored, signed, order)
+
+
+class WordScheme(IntegerScheme):
+    """A weight whose words are the matrix `.qweight`, beside zero points and scales."""
+
+    suffixes = (".qweight", ".qzeros", ".scales")
+
+    def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
+        words = shape_of(".qweight")
+        if len(words) != 2:
+            raise ConfigError(f"has .qweight of {words}, not a matrix")
+        return self.shape_of_words(words)
+
+    @abstractmethod
+    def shape_of_words(self, words: list[int]) -> list[int]:
+        """Returns the outputs and inputs of a weight from the shape of its words."""
 
 
 def group_size_of(config: Mapping[str, Any]) -> int | None:

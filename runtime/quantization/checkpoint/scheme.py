@@ -173,6 +173,14 @@ def flag_of(config: Mapping[str, Any], field: str, *, default: bool) -> bool:
     return value
 
 
+def read_matrix(read: Read, dtype: torch.dtype, beside: str = "a scale") -> torch.Tensor:
+    """Reads `WEIGHT`, a matrix of this dtype. Raises ConfigError for anything else; it names what is `beside` it."""
+    values = read(WEIGHT)
+    if values.dtype != dtype or values.dim() != 2:
+        raise ConfigError(f"is {values.dtype} {list(values.shape)} with {beside}, not a matrix of {dtype}")
+    return values
+
+
 def checked(tensor: torch.Tensor, ending: str, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
     """Returns a tensor of this shape and dtype. float32 stands for every floating point type, which it converts.
 
