@@ -14,10 +14,17 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from runtime.errors import ConfigError
 from runtime.kernels.common import has_descriptor, make_descriptor, tl, tma_load, triton
 from runtime.kernels.linear import DEQUANTIZE_ROWS, GemmTile, load_rows, store_outputs
-from runtime.kernels.quantized_tensor import E4M3, FP8_MAX, MIN_SCALE, QuantizedTensor
+from runtime.kernels.quantized_tensor import (
+    E4M3,
+    FP8_MAX,
+    MIN_SCALE,
+    QuantizedTensor,
+    pack_halves,
+    require_full_groups,
+    unpack_halves,
+)
 
 GROUP = 16  # inputs per scale
 BLOCK = 64  # inputs whose scales form a word, and which a kernel multiplies per iteration
@@ -50,11 +57,10 @@ class Nvfp4(QuantizedTensor):
         """
         size = codes.shape[-1]
         blocks = -(-size // BLOCK)
-        low, high = F.pad(codes, (0, blocks * BLOCK - size)).unflatten(-1, (blocks, 2, BLOCK // 2)).unbind(-2)
         padded = F.pad(group_scales, (0, blocks * (BLOCK // GROUP) - group_scales.shape[-1]))
         rows = row_scales.to(codes.device).expand(codes.shape[:-1])[..., None].contiguous()
         words = torch.cat((rows.view(torch.int32), padded.contiguous().view(torch.int32)), -1)
-        return cls((low | high << 4).flatten(-2), words, size)
+        return cls(pack_halves(F.pad(codes, (0, blocks * BLOCK - size)), BLOCK), words, size)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,8 +69,7 @@ class Nvfp4(QuantizedTensor):
     @property
     def codes(self) -> torch.Tensor:
         """The codes, uint8 [..., rows, size]."""
-        halves = self.values.unflatten(-1, (-1, BLOCK // 2))
-        return torch.stack((halves & 15, halves >> 4), -2).flatten(-3)[..., : self.size]
+        return unpack_halves(self.values, BLOCK)[..., : self.size]
 
     @property
     def group_scales(self) -> torch.Tensor:
@@ -91,11 +96,7 @@ class Nvfp4(QuantizedTensor):
         """
         if len(inputs) == self.size:
             return self[rows]
-        if inputs.start % GROUP or (inputs.stop % GROUP and inputs.stop != self.size):
-            raise ConfigError(
-                f"is cut at inputs {inputs.start} and {inputs.stop}, but each {GROUP} of them share a scale; give a "
-                "--tensor-parallel-size that leaves these together"
-            )
+        require_full_groups(inputs, self.size, GROUP)
         part, groups = self[rows], slice(inputs.start // GROUP, -(-inputs.stop // GROUP))
         return Nvfp4.of(part.codes[:, inputs.start : inputs.stop], part.group_scales[:, groups], part.row_scales)
 

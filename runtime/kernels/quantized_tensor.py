@@ -286,12 +286,7 @@ class GroupQuantized(QuantizedTensor):
             return slice(None), slice(None)
         if self.scales.shape[-1] == 1 and not self.is_int4:  # one scale for the full row
             return slice(inputs.start, inputs.stop), slice(None)
-        ends = inputs.start, inputs.stop if inputs.stop < self.size else 0
-        if any(end % self.group for end in ends):
-            raise ConfigError(
-                f"is cut at inputs {inputs.start} and {inputs.stop}, but each {self.group} of them share a scale; give "
-                "a --tensor-parallel-size that leaves these together"
-            )
+        require_full_groups(inputs, self.size, self.group)
         first, last = inputs.start // self.group, -(-inputs.stop // self.group)
         stored = self.group // 2 if self.is_int4 else self.group
         return slice(first * stored, last * stored), slice(first, last)
@@ -343,22 +338,44 @@ def nf4_values(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.tensor(NF4, dtype=dtype, device=device)
 
 
-def pack(codes: torch.Tensor, group: int) -> torch.Tensor:
-    """Packs int8 codes [..., size] from -8 to 7 into uint8 [..., groups * group / 2].
+def require_full_groups(inputs: range, size: int, group: int) -> None:
+    """Raises ConfigError if a range of the inputs of a row of `size` splits a group that shares a scale."""
+    ends = inputs.start, inputs.stop if inputs.stop < size else 0
+    if any(end % group for end in ends):
+        raise ConfigError(
+            f"is cut at inputs {inputs.start} and {inputs.stop}, but each {group} of them share a scale; give a "
+            "--tensor-parallel-size that leaves these together"
+        )
 
-    A byte holds a code of the first half of its group in the low bits and the code at the same position of the second
-    half in the high bits, both plus 8. The last group is padded with zeros.
+
+def pack_halves(codes: torch.Tensor, block: int) -> torch.Tensor:
+    """Packs uint8 codes [..., blocks * block] from 0 to 15 into uint8 [..., blocks * block / 2].
+
+    A byte holds a code of the first half of its block in the low bits and the code at the same position of the second
+    half in the high bits.
+    """
+    low, high = codes.unflatten(-1, (-1, 2, block // 2)).unbind(-2)
+    return (low | high << 4).flatten(-2)
+
+
+def unpack_halves(values: torch.Tensor, block: int) -> torch.Tensor:
+    """Inverts `pack_halves`."""
+    halves = values.unflatten(-1, (-1, block // 2))
+    return torch.stack((halves & 15, halves >> 4), -2).flatten(-3)
+
+
+def pack(codes: torch.Tensor, group: int) -> torch.Tensor:
+    """Packs int8 codes [..., size] from -8 to 7 into uint8 [..., groups * group / 2], see `pack_halves`.
+
+    Codes are stored plus 8. The last group is padded with zeros.
     """
     codes = F.pad(codes, (0, -codes.shape[-1] % group)) + 8
-    low, high = codes.view(torch.uint8).unflatten(-1, (-1, 2, group // 2)).unbind(-2)
-    return (low | high << 4).flatten(-2)
+    return pack_halves(codes.view(torch.uint8), group)
 
 
 def unpack(values: torch.Tensor, group: int) -> torch.Tensor:
     """Inverts `pack`. The result includes the padding."""
-    halves = values.unflatten(-1, (-1, group // 2))
-    codes = torch.stack((halves & 15, halves >> 4), -2).flatten(-3)
-    return codes.view(torch.int8) - 8
+    return unpack_halves(values, group).view(torch.int8) - 8
 
 
 def quantize_rows(x: torch.Tensor) -> GroupQuantized:
