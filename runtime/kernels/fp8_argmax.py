@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from runtime.kernels.common import has_descriptor, make_descriptor, tl, tma_load, triton
-from runtime.kernels.fused_argmax import MAX_ALLOWED_IDS, NO_ID, ArgmaxOutput
+from runtime.kernels.fused_argmax import ArgmaxOutput, allowed_id_args, is_allowed
 from runtime.kernels.quantized_tensor import Fp8, quantized_of
 
 CANDIDATES = 8  # logits of a row that are computed again
@@ -64,8 +64,7 @@ def _two_largest(
         acc = tl.dot(weight, tl.trans(x), acc)
     row, offset = first_row + tl.arange(0, ROWS), tl.arange(0, TOKENS)
     token, ok = piece * TOKENS + offset, row < num_valid
-    allowed = (token <= max_id) & (token != mask_id) | (token == allowed_id_a) | (token == allowed_id_b)
-    allowed = allowed & (token < vocab)
+    allowed = is_allowed(token, vocab, mask_id, max_id, allowed_id_a, allowed_id_b)
     scale = tl.load(scales_ptr + token, mask=token < vocab, other=0.0)
     logits = acc * scale[:, None] * tl.load(hidden_scales_ptr + row, mask=ok, other=0.0)[None, :]
     logits = tl.where(allowed[:, None], logits, float("-inf"))
@@ -143,7 +142,6 @@ def fp8_lm_head_argmax(
         hidden: [n, hidden_size]; weight: [vocab, hidden_size].
         codes: `weight`, quantized per row.
     """
-    assert len(allowed_ids) <= MAX_ALLOWED_IDS
     (rows, hidden_size), vocab, x = hidden.shape, len(weight), quantized_of(hidden)
     config = select_config(rows, hidden_size)
     pieces = triton.cdiv(vocab, config.tokens)
@@ -152,11 +150,11 @@ def fp8_lm_head_argmax(
     weights = make_descriptor(codes.values, config.tokens, config.depth)
     if not (has_descriptor(hidden_desc) and has_descriptor(weights)):
         hidden_desc, weights = x.values, codes.values
-    first, second = (*allowed_ids, NO_ID, NO_ID)[:MAX_ALLOWED_IDS]
+    banned, first, second = allowed_id_args(mask_id, allowed_ids)
     num_valid_ptr = found if num_valid is None else num_valid
     _two_largest[(triton.cdiv(rows, config.rows), pieces)](
         hidden_desc, x.scales, weights, codes.scales, num_valid_ptr, found, rows, vocab,
-        NO_ID if mask_id is None else mask_id, max_token_id, first, second, HIDDEN_SIZE=hidden_size, ROWS=config.rows,
+        banned, max_token_id, first, second, HIDDEN_SIZE=hidden_size, ROWS=config.rows,
         TOKENS=config.tokens, DEPTH=config.depth, STAGES=config.stages, FIELDS=FIELDS,
         HAS_NUM_VALID=num_valid is not None, TMA=has_descriptor(weights), num_warps=config.warps,
     )  # fmt: skip

@@ -98,14 +98,27 @@ def select_config(rows: int, hidden_size: int, element_size: int, *, batch_invar
 
 
 @triton.jit
+def is_allowed(token, vocab, mask_id, max_id, allowed_id_a, allowed_id_b):
+    """Returns which tokens may be predicted."""
+    allowed = (token <= max_id) & (token != mask_id) | (token == allowed_id_a) | (token == allowed_id_b)
+    return allowed & (token < vocab)
+
+
+def allowed_id_args(mask_id: int | None, allowed_ids: Sequence[int]) -> tuple[int, int, int]:
+    """Returns the arguments `mask_id`, `allowed_id_a` and `allowed_id_b` of `is_allowed`; `NO_ID` for none."""
+    assert len(allowed_ids) <= MAX_ALLOWED_IDS
+    first, second = (*allowed_ids, NO_ID, NO_ID)[:MAX_ALLOWED_IDS]
+    return NO_ID if mask_id is None else mask_id, first, second
+
+
+@triton.jit
 def _store_partial(
     acc, offs_m, num_valid, rows, piece, max_logit_ptr, token_ptr, sum_exp_ptr, vocab, mask_id, max_id, allowed_id_a,
     allowed_id_b, BLOCK_N: tl.constexpr, SWAP_AB: tl.constexpr,
 ):  # fmt: skip
     """Reduces one piece of the logits of the rows `offs_m` and stores the result to [pieces, rows]."""
     offs_n = piece * BLOCK_N + tl.arange(0, BLOCK_N)
-    allowed = (offs_n <= max_id) & (offs_n != mask_id) | (offs_n == allowed_id_a) | (offs_n == allowed_id_b)
-    allowed = allowed & (offs_n < vocab)
+    allowed = is_allowed(offs_n, vocab, mask_id, max_id, allowed_id_a, allowed_id_b)
     if SWAP_AB:
         logits = tl.where(allowed[:, None], acc, float("-inf"))
         max_logit = tl.max(logits, 0)
@@ -230,7 +243,6 @@ def lm_head_argmax(
     Args:
         batch_invariant: the bits of a row do not depend on the other rows.
     """
-    assert len(allowed_ids) <= MAX_ALLOWED_IDS
     (rows, hidden_size), vocab = hidden.shape, len(weight)
     config = select_config(rows, hidden_size, hidden.element_size(), batch_invariant=batch_invariant)
     pieces = triton.cdiv(vocab, config.block_n)
@@ -241,11 +253,11 @@ def lm_head_argmax(
     tail_hidden = make_descriptor(hidden, config.tail_m or config.block_m, config.block_k)
     if not (has_descriptor(hidden_desc) and has_descriptor(weights)):
         hidden_desc, tail_hidden, weights = hidden, hidden, weight
-    first, second = (*allowed_ids, NO_ID, NO_ID)[:MAX_ALLOWED_IDS]
+    banned, first, second = allowed_id_args(mask_id, allowed_ids)
     num_valid_ptr = partial_ids if num_valid is None else num_valid
     _partial_argmax[(triton.cdiv(rows, config.block_m), pieces)](
         hidden_desc, tail_hidden, weights, num_valid_ptr, max_logit, partial_ids, sum_exp, rows, vocab,
-        NO_ID if mask_id is None else mask_id, max_token_id, first, second, HIDDEN_SIZE=hidden_size,
+        banned, max_token_id, first, second, HIDDEN_SIZE=hidden_size,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, STAGES=config.stages,
         SWAP_AB=config.swap_ab, TAIL_M=config.tail_m, TAIL_STAGES=config.tail_stages,
         HAS_NUM_VALID=num_valid is not None, TMA=has_descriptor(weights), num_warps=config.warps,
