@@ -13,11 +13,9 @@ from unmask_operator.api.autoscaling import Autoscaling
 from unmask_operator.api.base import METADATA_KEY, RESERVED_ANNOTATIONS, RESERVED_LABELS, Section
 from unmask_operator.api.engine import BATCHED, RESERVED, Engine
 from unmask_operator.api.lora import Adapter, Lora
-from unmask_operator.api.model import Model
 from unmask_operator.api.network import Peer, Service
 from unmask_operator.api.placement import Parallelism
-from unmask_operator.api.rollout import PodDisruptionBudget, RolloutStrategy
-from unmask_operator.api.spec import Spec
+from unmask_operator.api.spec import Model, PodDisruptionBudget, RolloutStrategy, Spec
 
 
 @dataclass(frozen=True)

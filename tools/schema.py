@@ -8,7 +8,8 @@ from pydantic import BaseModel
 
 from tools.rules import RULES
 from unmask_operator.api.base import STORED
-from unmask_operator.api.nulls import SELECTOR
+from unmask_operator.api.flags import FLAG
+from unmask_operator.api.service import SELECTOR
 
 Schema = dict[str, Any]
 
@@ -64,6 +65,8 @@ def _mark_nullable(node: Schema) -> None:
 def _convert(node: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
     node = _resolve(node, definitions)
     out: Schema = {}
+    if flag := node.get(FLAG):
+        node["description"] += f" (--{flag})"
     if not defaults and not node.get(STORED) and isinstance(value := node.pop("default", None), str | int):
         shown = str(value).lower() if isinstance(value, bool) else value
         node["description"] = f"{node['description']} Default: {shown}."

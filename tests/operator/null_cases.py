@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.crd import schema
-from unmask_operator.api.nulls import SELECTOR
+from unmask_operator.api.service import SELECTOR
 
 Path = tuple[str | int, ...]
 

@@ -4,8 +4,7 @@
 CustomResourceDefinition and its documentation from the same models. Importing this package does not import torch.
 """
 
-from unmask_operator.api.errors import SpecError
-from unmask_operator.api.service import DiffusionLMService, parse
+from unmask_operator.api.service import DiffusionLMService, SpecError, parse
 from unmask_operator.api.spec import Spec
 
 __all__ = ["DiffusionLMService", "Spec", "SpecError", "parse"]

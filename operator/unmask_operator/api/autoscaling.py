@@ -24,71 +24,62 @@ _Target = Annotated[int, Field(ge=1, le=100_000)]
 class Targets(Section):
     """Target load per replica. The target that needs the most replicas decides."""
 
-    queued_requests_per_replica: _Target | None = Field(
-        default=None, description="Waiting requests per replica. (unmask_requests_waiting)"
-    )
-    running_requests_per_replica: _Target | None = Field(
-        default=None, description="Running requests per replica. (unmask_requests_running)"
-    )
-    kv_cache_utilization_percent: Annotated[int, Field(ge=1, le=100)] | None = Field(
-        default=None, description="KV cache utilization in percent. (unmask_kv_usage_ratio)"
-    )
+    queued_requests_per_replica: _Target | None = None
+    """Waiting requests per replica. (unmask_requests_waiting)"""
+    running_requests_per_replica: _Target | None = None
+    """Running requests per replica. (unmask_requests_running)"""
+    kv_cache_utilization_percent: Annotated[int, Field(ge=1, le=100)] | None = None
+    """KV cache utilization in percent. (unmask_kv_usage_ratio)"""
 
 
 class ScalingPolicy(Section):
     """Maximum change of replicas within a period."""
 
-    type: Literal["Pods", "Percent"] = Field(description="Unit of value.")
-    value: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        description="Maximum change, in replicas or percent of them."
-    )
-    period_seconds: Annotated[int, Field(ge=1, le=1800)] = Field(description="Length of the period in seconds.")
+    type: Literal["Pods", "Percent"]
+    """Unit of value."""
+    value: Annotated[int, Field(ge=1, le=100_000)]
+    """Maximum change, in replicas or percent of them."""
+    period_seconds: Annotated[int, Field(ge=1, le=1800)]
+    """Length of the period in seconds."""
 
 
 class ScalingRules(Section):
     """Scaling rules of one direction, as HPAScalingRules of autoscaling/v2."""
 
-    stabilization_window_seconds: Annotated[int, Field(ge=0, le=3600)] | None = Field(
-        default=None,
-        description="Seconds of past recommendations to consider: the lowest applies to scale-up, the highest to "
-        "scale-down. Default: 0 for scale-up, 300 for scale-down. Builtin scales down over at least "
-        "twice the model load time.",
-    )
-    select_policy: Literal["Max", "Min", "Disabled"] | None = Field(
-        default=None,
-        description="Policy that applies: the one with the largest (Max) or smallest (Min) change. Disabled prevents "
-        "scaling in this direction. Default: Max.",
-    )
-    policies: list[ScalingPolicy] | None = Field(
-        default=None,
-        max_length=8,
-        description="Limits of the change. Default: 100 percent or 4 pods per 15 seconds for scale-up, 100 percent "
-        "per 15 seconds for scale-down.",
-    )
+    stabilization_window_seconds: Annotated[int, Field(ge=0, le=3600)] | None = None
+    """Seconds of past recommendations to consider: the lowest applies to scale-up, the highest to scale-down. Default:
+    0 for scale-up, 300 for scale-down. Builtin scales down over at least twice the model load time."""
+    select_policy: Literal["Max", "Min", "Disabled"] | None = None
+    """Policy that applies: the one with the largest (Max) or smallest (Min) change. Disabled prevents scaling in this
+    direction. Default: Max."""
+    policies: list[ScalingPolicy] | None = Field(default=None, max_length=8)
+    """Limits of the change. Default: 100 percent or 4 pods per 15 seconds for scale-up, 100 percent per 15 seconds for
+    scale-down."""
 
 
 class Behavior(Section):
     """Scaling rules, as HorizontalPodAutoscalerBehavior of autoscaling/v2."""
 
-    scale_up: ScalingRules | None = Field(default=None, description="Rules for scale-up.")
-    scale_down: ScalingRules | None = Field(default=None, description="Rules for scale-down.")
+    scale_up: ScalingRules | None = None
+    """Rules for scale-up."""
+    scale_down: ScalingRules | None = None
+    """Rules for scale-down."""
 
 
 class Autoscaling(Section):
     """Automatic scaling of `spec.replicas`, enabled if present."""
 
-    provider: Literal["Builtin", "HPA"] = Field(
-        default="Builtin",
-        description="Builtin: the operator scrapes the pods' metrics and sets replicas. HPA: a "
-        "HorizontalPodAutoscaler sets replicas; it requires a custom-metrics adapter.",
-    )
-    min_replicas: _Replicas = Field(default=1, description="Minimum number of replicas.")
-    max_replicas: _Replicas = Field(description="Maximum number of replicas.")
-    targets: Targets = Field(
-        default_factory=Targets,
-        description="Target load per replica. Default if no target is set: 2 queued requests.",
-    )
-    behavior: Behavior | None = Field(default=None, description="Rate limits of scaling, as in autoscaling/v2.")
+    provider: Literal["Builtin", "HPA"] = "Builtin"
+    """Builtin: the operator scrapes the pods' metrics and sets replicas. HPA: a HorizontalPodAutoscaler sets replicas;
+    it requires a custom-metrics adapter."""
+    min_replicas: _Replicas = 1
+    """Minimum number of replicas."""
+    max_replicas: _Replicas
+    """Maximum number of replicas."""
+    targets: Targets = Targets()
+    """Target load per replica. Default if no target is set: 2 queued requests."""
+    behavior: Behavior | None = None
+    """Rate limits of scaling, as in autoscaling/v2."""
     polling_interval_seconds: Annotated[int, Field(ge=1, le=300)] | None = Field(
         default=None,
         description=f"Seconds between two scrapes of the pods' metrics. Default: {POLLING_SECONDS}. Only with Builtin.",

@@ -7,22 +7,25 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from unmask_operator.api.errors import WRONG
 from unmask_operator.objects import GROUP
 
-STORED = (
-    "x-stored"  # key of json_schema_extra: the field's default is part of the CRD schema, so the API server stores it
-)
+WRONG = "wrong"  # type of an error whose message needs no input value appended
+# Keys of json_schema_extra: the field's default is part of the CRD schema, so the API server stores it; and the entries
+# of a list are identified by their name.
+STORED = "x-stored"
+KEYED_BY_NAME: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 
 
 class Section(BaseModel):
     """A section of the resource: lowerCamelCase in JSON, snake_case in Python.
 
-    Unknown fields are rejected and values are not coerced. Rendering chooses the value of an optional field whose
-    default is None; the field's description documents it.
+    Unknown fields are rejected and values are not coerced. The string below a field is its description in the schema.
+    Rendering chooses the value of an optional field whose default is None; the description documents it.
     """
 
-    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel, extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
 
 
 def _number_or_text(pattern: str, what: str) -> tuple[PlainValidator, WithJsonSchema]:
@@ -107,7 +110,7 @@ Free = Annotated[
 class SecretKeyRef(Section):
     """A key of a Secret in the resource's namespace. Only the engine's pods read it; the operator does not."""
 
-    name: ObjectName = Field(description="Name of the Secret.")
-    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._A-Za-z0-9]+$")] = Field(
-        description="Key in the Secret's data."
-    )
+    name: ObjectName
+    """Name of the Secret."""
+    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._A-Za-z0-9]+$")]
+    """Key in the Secret's data."""

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from runtime.config import FLAGS, Flag
 
 _BY_NAME = {flag.name: flag for flag in FLAGS}
-_FLAG = "x-flag"  # keys of a field's json_schema_extra; the schema drops them
+FLAG = "x-flag"  # keys of a field's json_schema_extra; the schema names the flag in the description and drops them
 _OFF = "x-switches-off"
 
 
@@ -21,12 +21,12 @@ def spelling(value: str) -> str:
     return re.sub(r"(?<=.)(?=[A-Z])", "_", value).lower()
 
 
-def flag_field(name: str, description: str, high: float | None = None, off: bool = False) -> Any:
+def flag_field(name: str, description: str | None = None, high: float | None = None, off: bool = False) -> Any:
     """Returns an optional field that sets ``--name``. Without a value, the runtime's default applies.
 
     Args:
         name: name of the flag. The field has the flag's bounds.
-        description: of the field; the flag's name is appended.
+        description: of the field; None: the string below it.
         high: upper bound if the flag has none.
         off: whether the flag negates the field (prefixCaching, --disable-prefix-caching).
     """
@@ -37,14 +37,12 @@ def flag_field(name: str, description: str, high: float | None = None, off: bool
         bounds["le"] = top
     if flag.type == "int":
         bounds = {key: int(value) for key, value in bounds.items()}
-    return Field(
-        default=None, description=f"{description} (--{name})", json_schema_extra={_FLAG: name, _OFF: off}, **bounds
-    )
+    return Field(default=None, description=description, json_schema_extra={FLAG: name, _OFF: off}, **bounds)
 
 
 def flag_of(field: FieldInfo) -> Flag | None:
     """Returns the flag that a field sets; None if it sets none."""
-    name = _extra(field).get(_FLAG)
+    name = _extra(field).get(FLAG)
     return None if name is None else _BY_NAME[name]
 
 

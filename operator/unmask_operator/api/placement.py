@@ -15,21 +15,14 @@ _Size = Annotated[int, Field(ge=1, le=64)]
 class Parallelism(Section):
     """Parallelism within a pod, which gets tensor * data GPUs."""
 
-    tensor: _Size = Field(
-        default=1,
-        description="Tensor parallel size: number of GPUs per engine, for a model that is too large or too slow on "
-        "one GPU. Must divide the model's attention heads and hidden sizes. (--tensor-parallel-size)",
-    )
-    data: _Size = Field(
-        default=1,
-        description="Data parallel size: number of engines per pod, each with its own copy of the model. "
-        "(--data-parallel-size)",
-    )
-    expert: _Size = Field(
-        default=1,
-        description="Expert parallel size. 1: every expert is sharded across the GPUs of an engine. Equal to tensor: "
-        "each GPU holds complete experts. (--expert-parallel-size)",
-    )
+    tensor: _Size = 1
+    """Tensor parallel size: number of GPUs per engine, for a model that is too large or too slow on one GPU. Must
+    divide the model's attention heads and hidden sizes. (--tensor-parallel-size)"""
+    data: _Size = 1
+    """Data parallel size: number of engines per pod, each with its own copy of the model. (--data-parallel-size)"""
+    expert: _Size = 1
+    """Expert parallel size. 1: every expert is sharded across the GPUs of an engine. Equal to tensor: each GPU holds
+    complete experts. (--expert-parallel-size)"""
 
 
 class Gpu(Section):
@@ -37,7 +30,8 @@ class Gpu(Section):
 
     resource_name: Annotated[
         str, Field(min_length=3, max_length=128, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9][-A-Za-z0-9_.]*$")
-    ] = Field(default=DEFAULT_GPU, description="Extended resource name of the cluster's GPUs.")
+    ] = DEFAULT_GPU
+    """Extended resource name of the cluster's GPUs."""
 
 
 ResourceMap = Annotated[dict[str, Quantity], Field(max_length=16)]
@@ -46,7 +40,7 @@ ResourceMap = Annotated[dict[str, Quantity], Field(max_length=16)]
 class Resources(Section):
     """CPU, memory and other resources of the engine's container. `gpu` and `parallelism` set its GPUs."""
 
-    limits: ResourceMap = Field(default={}, description="Maximum resources of the container.")
-    requests: ResourceMap = Field(
-        default={}, description="Resources that the scheduler reserves on the node. Default: the limits."
-    )
+    limits: ResourceMap = Field(default={})
+    """Maximum resources of the container."""
+    requests: ResourceMap = Field(default={})
+    """Resources that the scheduler reserves on the node. Default: the limits."""

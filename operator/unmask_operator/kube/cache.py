@@ -6,7 +6,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
-from unmask_operator.api.nulls import without_nulls
+from unmask_operator.api.service import without_nulls
 from unmask_operator.kube.kinds import DLMS, PODS, ApiKind
 from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, Key, Obj, Ref
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService, parse
-from unmask_operator.api.nulls import without_nulls
+from unmask_operator.api.service import without_nulls
 from unmask_operator.api.spec import OUTSIDE_POD_TEMPLATE
 from unmask_operator.objects import RESTARTED_AT, Obj
 from unmask_operator.render.pod import render_pod

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from unmask_operator.api.errors import SpecError
+from unmask_operator.api.service import SpecError
 from unmask_operator.objects import SERVICE_LABEL, Obj
 from unmask_operator.render.labels import MAIN, PORT, PORT_NAME
 

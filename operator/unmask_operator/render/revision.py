@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
-from unmask_operator.api.nulls import without_nulls
+from unmask_operator.api.service import without_nulls
 from unmask_operator.api.spec import SCALE
 from unmask_operator.objects import Obj, controller_uid
 from unmask_operator.render.labels import child, revision_name

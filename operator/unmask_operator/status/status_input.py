@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
-from unmask_operator.api.nulls import without_nulls
+from unmask_operator.api.service import without_nulls
 from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.plan.observed import Load, Observed
 from unmask_operator.plan.plan import Plan, Problem
