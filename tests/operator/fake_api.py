@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from tests.operator.samples import SETTINGS, edit
-from unmask_operator.controller.apply import WRITTEN_ONCE, with_applied_hash
 from unmask_operator.controller.reconciler import Reconciler, Result
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import DLMS, kind_of
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import FIELD_MANAGER, Key, Obj, Ref
+from unmask_operator.plan.drift import written_form
 from unmask_operator.plan.observed import Observed
 
 KEY = Key("default", "demo")
@@ -56,7 +56,7 @@ class FakeApi:
         self.wrong: Wrong = lambda verb, obj: None
         self.mutate: Change = lambda obj: None
         self.resource = self.stored(observed.resource)
-        children = [c if c["kind"] in WRITTEN_ONCE else with_applied_hash(c) for c in observed.children.values()]
+        children = map(written_form, observed.children.values())
         for obj in (*children, *observed.pods):
             self._store(obj)
         self.restart()

@@ -6,10 +6,11 @@ import copy
 import pytest
 
 from tests.operator.fake_api import FakeApi
-from unmask_operator.controller.apply import Applier, OwnershipError, with_applied_hash
+from unmask_operator.controller.apply import Applier, OwnershipError
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.objects import Ref, controller_uid
+from unmask_operator.plan.drift import written_form
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
 
@@ -57,7 +58,7 @@ def apply(api, *desired, delete=(), known=None, last_accepted=()):
 WEBHOOK = ApiError(500, "InternalError", "failed calling webhook")
 REFUSAL = ApiError(422, "Invalid", "b is wrong")
 PIN, WORKLOAD = child("pin", "ControllerRevision"), child("c", "Deployment")
-LIVE_A = {**with_applied_hash(spec("a", x=1)), "spec": {"x": 1, "defaulted": True}}
+LIVE_A = {**written_form(spec("a", x=1)), "spec": {"x": 1, "defaulted": True}}
 A = spec("a", x=1)
 # The live objects, those in the cache (None: the live ones), the desired and the obsolete ones, and the requests.
 WRITES = {
@@ -69,8 +70,8 @@ WRITES = {
         [], None, [child("a"), PIN, WORKLOAD], [], ["dry-create c", "create a", "create pin", "create c"],
     ),
     "the desired state": ([LIVE_A], None, [A], [], []),
-    "one difference": ([LIVE_A, with_applied_hash(spec("b"))], None, [spec("a", x=2), spec("b")], [], ["apply a"]),
-    "a field that is no longer desired": ([with_applied_hash(spec("a", x=1, y=2))], None, [A], [], ["apply a"]),
+    "one difference": ([LIVE_A, written_form(spec("b"))], None, [spec("a", x=2), spec("b")], [], ["apply a"]),
+    "a field that is no longer desired": ([written_form(spec("a", x=1, y=2))], None, [A], [], ["apply a"]),
     "an obsolete object": ([child("old")], None, [child("new")], [ref("old")], ["create new", "delete old"]),
     "a live object that the cache lacks": ([A], [], [spec("a", x=2)], [], ["create a", "get a", "apply a"]),
     "a cached object that is gone": ([], [A], [spec("a", x=2)], [], ["apply a", "get a", "create a"]),

@@ -8,20 +8,16 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from unmask_operator.controller.field_conflicts import APPLIED, FieldConflicts
-from unmask_operator.kube.cache import Cache
+from unmask_operator.controller.field_conflicts import FieldConflicts
+from unmask_operator.kube.cache import Cache, slim
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import kind_of
-from unmask_operator.objects import Key, Obj, Ref, controller_uid, digest
-from unmask_operator.plan.drift import clashes, differs, with_secondary_family
+from unmask_operator.objects import Key, Obj, Ref, controller_uid
+from unmask_operator.plan.drift import WRITTEN_ONCE, clashes, content, with_secondary_family, written_form
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
 from unmask_operator.render.labels import adapters_config
-
-# Immutable kinds. They are written without a dry run, because no field of the spec can make them invalid. They have no
-# digest, which would cause another write: the API server refuses the same content in another encoding.
-WRITTEN_ONCE = ("ControllerRevision",)
 
 # A revision records that its spec was accepted, and pods are made from revisions only. Neither is written if the other
 # failed.
@@ -70,6 +66,10 @@ class Outcome:
         meta = self.observed.resource["metadata"]
         return Key(meta["namespace"], meta["name"])
 
+    @property
+    def uid(self) -> str:
+        return str(self.observed.resource["metadata"]["uid"])
+
     def failed(self, ref: Ref, error: ApiError) -> None:
         """Records the failure of a child. Raises the error again if the API server as a whole failed."""
         if error.general:
@@ -99,16 +99,6 @@ class _Conflict:
     def update(self, observed: Observed) -> Observed:
         children = {ref: obj for ref, obj in {**observed.children, **self.children}.items() if obj is not None}
         return replace(observed, children=children, refusals={**observed.refusals, **self.refusals})
-
-
-def with_applied_hash(child: Obj) -> Obj:
-    """Returns the child with an annotation that has its digest.
-
-    The digest reveals a field that was removed. A comparison with the live object cannot, because the API server adds
-    defaults to it.
-    """
-    meta = child["metadata"]
-    return {**child, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), APPLIED: digest(child)}}}
 
 
 @dataclass(frozen=True)
@@ -154,7 +144,7 @@ class Applier:
 
     async def _apply_with_retries(self, make_plan: MakePlan, last_accepted: MakePlan, observed: Observed) -> Outcome:
         outcome, conflict = Outcome(make_plan(observed), observed), None
-        self.conflicts.observe(outcome.key, outcome.plan.children, observed.children, _written_form)
+        self.conflicts.observe(outcome.key, outcome.plan.children, observed.children)
         for _ in range(MAX_RETRIES):
             conflict = await self._apply_once(outcome)
             if conflict is None:
@@ -200,7 +190,7 @@ class Applier:
         replicas = outcome.plan.replicas
         if (live.get("spec") or {}).get("replicas", replicas) == replicas:
             return
-        planned = next((_written_form(child) for child in outcome.plan.children if Ref.of(child) == ref), None)
+        planned = next((written_form(child) for child in outcome.plan.children if Ref.of(child) == ref), None)
         if planned is not None and not outcome.skips(planned):
             return  # only the pause of a conflict delays it
         if self.conflicts.is_scale_held(outcome.key, ref, replicas):
@@ -220,16 +210,14 @@ class Applier:
 
     async def _apply_once(self, outcome: Outcome) -> _Conflict | None:
         """Writes the differences from the plan once. Returns the conflict that stopped it, or None."""
-        uid = outcome.observed.resource["metadata"]["uid"]
         live = outcome.observed.children
-        planned = [_written_form(child) for child in outcome.plan.children]
-        changes = [child for child in planned if Ref.of(child) not in live or differs(child, live[Ref.of(child)])]
-        ordered = _ordered(changes, outcome.observed, self.refused_writes.get(outcome.key, frozenset()))
-        changes = [child for child in ordered if not self._skips(outcome, child)]
+        planned = [written_form(child) for child in outcome.plan.children]
+        due = [child for child in planned if await self._is_due(outcome, child)]
+        changes = _ordered(due, outcome.observed, self.refused_writes.get(outcome.key, frozenset()))
         trials = [child for child in changes[1:] if child["kind"] not in WRITTEN_ONCE]
         for child in changes:
             existing = live.get(Ref.of(child))
-            if existing is not None and controller_uid(existing) != uid:
+            if existing is not None and controller_uid(existing) != outcome.uid:
                 raise OwnershipError(f"the plan overwrites {Ref.of(child)}, which another owner controls")
         if found := await self._dry_run(outcome, trials):
             first = await self._dry_run(outcome, changes[:1])
@@ -242,7 +230,7 @@ class Applier:
             if outcome.has_failed(ref):
                 continue
             gone = outcome.observed.children[ref]
-            if controller_uid(gone) != uid:
+            if controller_uid(gone) != outcome.uid:
                 raise OwnershipError(f"the plan deletes {ref}, which another owner controls")
             meta = gone["metadata"]
             try:
@@ -255,9 +243,29 @@ class Applier:
                 outcome.writes += 1
         return None
 
-    def _skips(self, outcome: Outcome, child: Obj) -> bool:
-        live = outcome.observed.children.get(Ref.of(child))
-        return outcome.skips(child) or (live is not None and self.conflicts.is_held(outcome.key, child, live))
+    async def _is_due(self, outcome: Outcome, child: Obj) -> bool:
+        """Returns whether to write a child now: the write changes something, and no earlier result forbids it.
+
+        If an object differs from the form that was written, the answer to a dry run decides: the API server stores some
+        values in another form.
+        """
+        live, key = outcome.observed.children.get(Ref.of(child)), outcome.key
+        if live is None or outcome.skips(child):
+            return not outcome.skips(child)
+        if not self.conflicts.differs(key, child, live) or self.conflicts.is_held(key, child, live):
+            return False
+        if child["kind"] in WRITTEN_ONCE or not self.conflicts.was_written(key, child, live):
+            return True
+        try:
+            stored = await self.client.apply(with_secondary_family(child, live), live["metadata"]["uid"], dry_run=True)
+        except ApiError as error:
+            if error.general:
+                raise
+            return True  # the write tells the error
+        if content(slim(kind_of(child["apiVersion"], child["kind"]), stored)) != content(live):
+            return True
+        self.conflicts.note_trial(key, child, live)
+        return False
 
     async def _dry_run(self, outcome: Outcome, trials: list[Obj]) -> _Conflict | None:
         """Sends all changes as a dry run, so that all refusals are reported together."""
@@ -297,12 +305,13 @@ class Applier:
                 return _Conflict(refusals={ref: error.message})
             raise
         if not dry_run:
-            self.cache.put(kind_of(ref.api_version, ref.kind), written)
+            kind = kind_of(ref.api_version, ref.kind)
+            self.cache.put(kind, written)
             self.count("create" if live is None else "apply")
             outcome.written[ref] = written
             if live is None:
                 outcome.created[ref] = written
-            self.conflicts.note_write(outcome.key, child, live, written)
+            self.conflicts.note_write(outcome.key, child, live, slim(kind, written))
             outcome.observed = _Conflict(children={ref: written}).update(outcome.observed)
             outcome.writes += 1
         return None
@@ -342,10 +351,6 @@ class Applier:
             if error.not_found:
                 return None
             raise
-
-
-def _written_form(child: Obj) -> Obj:
-    return child if child["kind"] in WRITTEN_ONCE else with_applied_hash(child)
 
 
 def _ordered(changes: list[Obj], observed: Observed, refused: Collection[Ref]) -> list[Obj]:

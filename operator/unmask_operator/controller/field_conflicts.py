@@ -1,8 +1,8 @@
-"""Detects fields of children that another client keeps changing, and repairs them at increasing intervals.
+"""Counts repairs of children that another client keeps changing, and delays them at increasing intervals.
 
-A repair is another write of a field that matched the plan before. Several repairs of one field within half an hour are
-a conflict with another field manager. If the answer to a write differs from the request, the conflict is with
-admission: a mutating webhook has no field manager. The state is in memory, per leader.
+A repair is another write of a form that was written before. Several repairs of one child within half an hour are a
+conflict. Values that admission replaces are a conflict too, although no write can repair them. The state is in memory,
+per leader.
 """
 
 import json
@@ -11,51 +11,62 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unmask_operator.objects import FIELD_MANAGER, GROUP, Key, Obj, Ref, digest
-from unmask_operator.plan.drift import FieldPath, ListKey, differences, field_name
+from unmask_operator.objects import FIELD_MANAGER, Key, Obj, Ref, digest
+from unmask_operator.plan.drift import (
+    FieldPath,
+    ListKey,
+    applied_digest,
+    content,
+    differences,
+    differs,
+    field_name,
+    replaced,
+    written_form,
+)
 from unmask_operator.plan.observed import FieldConflict
 
-APPLIED = f"{GROUP}/applied"  # annotation of a child: digest of the last written form
-
-REPAIRS = 3  # repairs of one field within WINDOW_SECONDS that make a conflict
+REPAIRS = 3  # repairs of one child within WINDOW_SECONDS that make a conflict
 WINDOW_SECONDS = 1800.0  # GitOps tools correct drift every 3 to 10 minutes
-# Pauses between repairs of a field in conflict. Each is twice the previous one, as if the first had been 1 s.
+# Pauses between repairs in a conflict. Each is twice the previous one, as if the first had been 1 s.
 FIRST_PAUSE_SECONDS = 2.0 ** (REPAIRS - 1)
 LAST_PAUSE_SECONDS = 300.0
-# Pauses in a conflict with admission, which changes every write. Retries only detect that it has stopped.
-FIRST_ADMISSION_PAUSE_SECONDS = 30.0
-LAST_ADMISSION_PAUSE_SECONDS = 3600.0
-# A conflict ends once the field has stayed unchanged for this time, or for three times the other client's reaction time
+# A conflict ends once the child has stayed unchanged for this time, or for three times the other client's reaction time
 # if that is longer.
 SETTLED_SECONDS = 60.0
-
+# Between dry runs of a child in which admission replaces values: the webhook may have been removed.
+TRIAL_SECONDS = 3600.0
 MIN_CHECK_SECONDS = 0.1  # minimum until the next reconcile for a conflict
-
-REPLICAS: FieldPath = ("spec", "replicas")  # of a Deployment
-OBJECT: FieldPath = ()  # the object itself, which another client keeps deleting
 
 
 @dataclass(slots=True)
-class _Field:
-    """The state of one field.
+class _Child:
+    """The state of one child.
 
     Attributes:
+        form: digest of the last written form, or the replicas that were written alone.
         repairs: times of the repairs within the window.
         written: time of the last write.
         pause: seconds from the last write to the next repair; 0: no conflict.
-        reaction: the longest time from a write until the field was found changed.
-        changed: whether the field differed at the last comparison.
+        reaction: the longest time from a write until the child was found changed.
+        changed: whether the child differed at the last comparison.
+        fields: the paths that the last repair wrote; empty if the child was deleted.
         manager: the other field manager; "" if unknown.
-        by_admission: whether the answer to the last write differed from the request.
+        trial: digests of the last form and of the object that the API server made of it.
+        tried: time of that answer.
+        replaced: the paths that admission has replaced in it.
     """
 
+    form: str = ""
     repairs: list[float] = field(default_factory=list)
     written: float = 0.0
     pause: float = 0.0
     reaction: float = 0.0
-    changed: bool = True
+    changed: bool = False
+    fields: Sequence[FieldPath] = ()
     manager: str = ""
-    by_admission: bool = False
+    trial: tuple[str, str] = ("", "")
+    tried: float = 0.0
+    replaced: Sequence[FieldPath] = ()
 
     @property
     def due(self) -> float:
@@ -64,12 +75,6 @@ class _Field:
     @property
     def settles(self) -> float:
         return self.written + max(SETTLED_SECONDS, 3 * self.reaction)
-
-
-@dataclass(slots=True)
-class _Child:
-    written: str = ""  # digest of the last written form
-    fields: dict[FieldPath, _Field] = field(default_factory=dict)
 
 
 class FieldConflicts:
@@ -87,98 +92,65 @@ class FieldConflicts:
         """Removes the state of a resource."""
         self._children.pop(key, None)
 
-    def observe(
-        self, key: Key, planned: Iterable[Obj], live: Mapping[Ref, Obj], written_form: Callable[[Obj], Obj]
-    ) -> None:
-        """Compares the fields in memory with the live objects, before the writes of a reconcile.
-
-        Args:
-            key: the resource.
-            planned: the planned children.
-            live: the live objects.
-            written_form: returns a child in the form that is sent. It is called only for children with fields in
-                memory.
-        """
-        now, known = self._clock(), self._children.get(key)
-        if not known:
-            return
+    def observe(self, key: Key, planned: Iterable[Obj], live: Mapping[Ref, Obj]) -> None:
+        """Compares the children that were repaired with the live objects, before the writes of a reconcile."""
+        now, known = self._clock(), self._children.get(key, {})
         desired = {Ref.of(child): child for child in planned}
-        for ref in list(known):
-            if ref not in desired:
-                del known[ref]
-                continue
-            if not known[ref].fields:
+        for ref in known.keys() - desired.keys():
+            del known[ref]
+        for ref, one in known.items():
+            if not one.repairs:
                 continue  # true of most children, which would be slow to compare in each reconcile
-            changed = {OBJECT} if ref not in live else set(differences(written_form(desired[ref]), live[ref]))
-            for path, one in list(known[ref].fields.items()):
-                if path in changed and not one.changed:
-                    one.reaction = max(one.reaction, now - one.written)
-                one.changed = path in changed
-                ended = now >= one.settles if one.pause else now > one.written + WINDOW_SECONDS
-                gone = ref not in live and path != OBJECT
-                if gone or (not one.changed and (one.by_admission or ended)):
-                    del known[ref].fields[path]
+            changed = ref not in live or self.differs(key, written_form(desired[ref]), live[ref])
+            if changed and not one.changed:
+                one.reaction = max(one.reaction, now - one.written)
+            one.changed = changed
+            if one.pause and not changed and now >= one.settles:
+                one.repairs, one.pause, one.reaction = [], 0.0, 0.0
+
+    def differs(self, key: Key, child: Obj, live: Obj) -> bool:
+        """Returns whether the live object lacks a part of the child, unless a dry run has changed nothing."""
+        if not differs(child, live):
+            return False
+        one = self._of(key, child)
+        is_over = bool(one.replaced) and self._clock() >= one.tried + TRIAL_SECONDS
+        return is_over or one.trial != (_digest(child), digest(content(live)))
+
+    def note_trial(self, key: Key, child: Obj, answer: Obj) -> None:
+        """Records the answer to a write, or to a dry run that changed nothing."""
+        one = self._children.setdefault(key, {}).setdefault(Ref.of(child), _Child())
+        one.trial, one.tried = (_digest(child), digest(content(answer))), self._clock()
+        one.replaced = replaced(child, answer)
+
+    def was_written(self, key: Key, child: Obj, live: Obj) -> bool:
+        """Returns whether this form of the child was written before, so that a difference is not an edit."""
+        return _digest(child) in (self._of(key, child).form, applied_digest(live))
 
     def is_held(self, key: Key, child: Obj, live: Obj) -> bool:
-        """Returns whether to skip the write of a child: it differs only in fields whose conflict pause has not ended.
+        """Returns whether to skip the write of a child: its conflict pause has not ended.
 
         A child whose plan has changed since the last write is never skipped.
         """
-        known = self._children.get(key, {}).get(Ref.of(child))
-        if known is None or not self._was_written(known, child, live):
-            return False
-        now = self._clock()
-        fields = [known.fields.get(path) for path in differences(child, live)]
-        return all(one is not None and one.pause and now < one.due for one in fields)
+        one = self._of(key, child)
+        return bool(one.pause) and self._clock() < one.due and self.was_written(key, child, live)
 
     def is_contested(self, key: Key, child: Obj, live: Obj) -> bool:
         """Returns whether the next write of the child starts or continues a conflict, which needs the managers."""
-        known = self._children.get(key, {}).get(Ref.of(child))
-        if known is None or not self._was_written(known, child, live):
-            return False
-        fields = [known.fields.get(path) for path in differences(child, live)]
-        return any(one is not None and len(self._recent(one)) + 1 >= REPAIRS for one in fields)
+        return len(self._recent(self._of(key, child))) + 1 >= REPAIRS and self.was_written(key, child, live)
 
     def note_managers(self, key: Key, child: Obj, live: Obj) -> None:
-        """Records the other field managers, from the `managedFields` of the live object on the API server."""
-        known = self._children[key][Ref.of(child)]
-        for path in differences(child, live):
-            if path in known.fields:
-                known.fields[path].manager = other_manager(live, path) or known.fields[path].manager
+        """Records the other field manager, from the `managedFields` of the live object on the API server."""
+        one = self._children[key][Ref.of(child)]
+        found = filter(None, (other_manager(live, path) for path in differences(child, live)))
+        one.manager = next(found, one.manager)
 
     def note_write(self, key: Key, child: Obj, live: Obj | None, answer: Obj) -> None:
-        """Records a write of a child.
-
-        Args:
-            key: the resource.
-            child: the object that was sent.
-            live: the object before the write; None if it was created.
-            answer: the object in the API server's answer.
-        """
-        now, known = self._clock(), self._children.setdefault(key, {}).setdefault(Ref.of(child), _Child())
-        rejected = set(differences(child, answer))
-        if live is None:
-            repaired = {OBJECT} & known.fields.keys()
-        else:
-            repaired = set(differences(child, live)) if self._was_written(known, child, live) else set()
-        known.written = _digest(child)
-        fields = {*known.fields, *repaired, *rejected}
-        for path in fields | {OBJECT} if live is None else fields - {OBJECT}:
-            if path in known.fields and known.fields[path].by_admission and path not in rejected:
-                del known.fields[path]  # admission no longer changes it
-                continue
-            one = known.fields.setdefault(path, _Field())
-            if path in repaired:
-                one.repairs = [*self._recent(one), now]
-            one.by_admission = path in rejected
-            one.changed = one.by_admission
-            if one.by_admission:
-                first, last = FIRST_ADMISSION_PAUSE_SECONDS, LAST_ADMISSION_PAUSE_SECONDS
-            else:
-                first, last = FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS
-            if one.by_admission or (path in repaired and len(one.repairs) >= REPAIRS):
-                one.pause = min(max(first, 2 * one.pause), last)
-            one.written = now
+        """Records a write of a child. `live` is the object before it; None if it was created."""
+        one, form = self._of(key, child), _digest(child)
+        is_repair = one.form == form if live is None else self.was_written(key, child, live)
+        self._note(key, Ref.of(child), form, list(differences(child, live)) if live else [], is_repair)
+        if differs(child, answer):
+            self.note_trial(key, child, answer)
 
     def note_delete(self, key: Key, ref: Ref) -> None:
         """Records a deletion by the operator."""
@@ -186,52 +158,52 @@ class FieldConflicts:
 
     def note_scale(self, key: Key, ref: Ref, replicas: int) -> None:
         """Records a write of only a Deployment's replicas."""
-        now = self._clock()
-        known = self._children.setdefault(key, {}).setdefault(ref, _Child())
-        one = known.fields.setdefault(REPLICAS, _Field())
-        again = f"replicas {replicas}"
-        if known.written == again:
-            one.repairs = [*self._recent(one), now]
-        if len(one.repairs) >= REPAIRS:
-            one.pause = min(max(FIRST_PAUSE_SECONDS, 2 * one.pause), LAST_PAUSE_SECONDS)
-        known.written, one.written, one.changed = again, now, False
+        form = _scale_form(replicas)
+        known = self._children.get(key, {}).get(ref)
+        self._note(key, ref, form, [("spec", "replicas")], known is not None and known.form == form)
 
     def is_scale_held(self, key: Key, ref: Ref, replicas: int) -> bool:
         """Returns whether to skip a write of these replicas: they are in conflict and the pause has not ended."""
-        known = self._children.get(key, {}).get(ref)
-        one = known.fields.get(REPLICAS) if known and known.written == f"replicas {replicas}" else None
-        return one is not None and bool(one.pause) and self._clock() < one.due
+        one = self._children.get(key, {}).get(ref, _Child())
+        return bool(one.pause) and one.form == _scale_form(replicas) and self._clock() < one.due
 
     def of(self, key: Key) -> Sequence[FieldConflict]:
         """Returns the conflicts of a resource."""
-        return [
-            FieldConflict(ref, field_name(path), one.manager, one.by_admission)
-            for ref, known in sorted(self._children.get(key, {}).items())
-            for path, one in sorted(known.fields.items(), key=lambda item: field_name(item[0]))
-            if one.pause
-        ]
+        found = []
+        for ref, one in sorted(self._children.get(key, {}).items()):
+            names = sorted(map(field_name, one.fields)) or [""]
+            found += [FieldConflict(ref, name, one.manager) for name in names if one.pause]
+            found += [FieldConflict(ref, field_name(path), "", by_admission=True) for path in one.replaced]
+        return found
 
     def next_check(self, key: Key) -> float | None:
         """Returns seconds until the next repair or the possible end of a conflict, or None without a conflict."""
-        now = self._clock()
-        contested = [
-            one for child in self._children.get(key, {}).values() for one in child.fields.values() if one.pause
-        ]
-        delays = ((one.due if one.changed else one.settles) - now for one in contested)
-        return min((max(seconds, MIN_CHECK_SECONDS) for seconds in delays), default=None)
+        now, children = self._clock(), self._children.get(key, {}).values()
+        times = [one.due if one.changed else one.settles for one in children if one.pause]
+        times += [one.tried + TRIAL_SECONDS for one in children if one.replaced]
+        return min((max(at - now, MIN_CHECK_SECONDS) for at in times), default=None)
 
-    def _recent(self, one: _Field) -> list[float]:
+    def _of(self, key: Key, child: Obj) -> _Child:
+        return self._children.get(key, {}).get(Ref.of(child)) or _Child()
+
+    def _recent(self, one: _Child) -> list[float]:
         return [at for at in one.repairs if at > self._clock() - WINDOW_SECONDS]
 
-    @staticmethod
-    def _was_written(known: _Child, child: Obj, live: Obj) -> bool:
-        """Returns whether this form of the child was written before, so that a difference is not an edit."""
-        stamp = (live["metadata"].get("annotations") or {}).get(APPLIED)
-        return _digest(child) in (known.written, stamp)
+    def _note(self, key: Key, ref: Ref, form: str, fields: Sequence[FieldPath], is_repair: bool) -> None:
+        one = self._children.setdefault(key, {}).setdefault(ref, _Child())
+        if is_repair:
+            one.repairs, one.fields = [*self._recent(one), self._clock()], fields
+            if len(one.repairs) >= REPAIRS:
+                one.pause = min(max(FIRST_PAUSE_SECONDS, 2 * one.pause), LAST_PAUSE_SECONDS)
+        one.form, one.written, one.changed, one.replaced = form, self._clock(), False, ()
 
 
 def _digest(child: Obj) -> str:
-    return str((child["metadata"].get("annotations") or {}).get(APPLIED) or digest(child))
+    return applied_digest(child) or digest(child)
+
+
+def _scale_form(replicas: int) -> str:
+    return f"replicas {replicas}"
 
 
 def other_manager(live: Mapping[str, Any], path: FieldPath) -> str:

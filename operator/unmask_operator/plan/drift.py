@@ -1,10 +1,13 @@
-"""Drift detection: compares live objects with desired ones."""
+"""Compares planned children with live objects, as plain data.
 
-from collections.abc import Iterator, Mapping, Sequence
-from decimal import ROUND_CEILING, Decimal
+The API server stores some values in another form: it replaces empty values by defaults, and rounds quantities. Such a
+value looks like drift here. The answer to a dry run of the child tells whether a write would change the object.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from unmask_operator.objects import Obj, quantity
+from unmask_operator.objects import GROUP, Obj, digest, quantity
 from unmask_operator.render import merge
 
 
@@ -16,117 +19,112 @@ class ListKey(NamedTuple):
 
 
 FieldPath = tuple[str | ListKey, ...]
+Same = Callable[[Any, Any], bool]  # whether two scalars, desired and live, are one value
 
-# Keys of associative lists, which the API server may reorder and extend.
+APPLIED = f"{GROUP}/applied"  # annotation of a child: digest of the last written form
+# Immutable kinds. They are written without a dry run, because no field of the spec can make them invalid. They have no
+# digest, which would cause another write: the API server refuses the same content in another encoding.
+WRITTEN_ONCE = ("ControllerRevision",)
+
+# Keys of associative lists, which the API server may reorder and others may extend. Others are compared as a whole.
 LIST_KEYS: Mapping[str, tuple[str, ...]] = {
     **{member: (key,) for member, key in merge.LIST_KEYS.items()},
     "ports": ("containerPort", "port"),  # of a container, of a Service
     "ownerReferences": ("uid",),
     "topologySpreadConstraints": ("topologyKey",),
-    "resourceClaims": ("name",),
-    "schedulingGates": ("name",),
-    "volumeDevices": ("devicePath",),
 }
-# Second member of such a key, and its default. Next to an entry with another value, server-side apply adds an entry.
-_SECOND_KEYS = {**merge.SECOND_KEYS, "topologySpreadConstraints": ("whenUnsatisfiable", "DoNotSchedule")}
-_QUANTITIES = {"sizeLimit", "averageValue", "divisor"}  # members that hold a quantity
-_QUANTITY_MAPS = {"limits", "requests"}  # members that map names to quantities
-_LARGEST_QUANTITY = Decimal(2**63 - 1)
-# Kubernetes rounds quantities up when it parses them, and those of resources again when it sets defaults.
-_PRECISIONS = (Decimal("1e-9"), Decimal("1e-3"))
 # Compared exactly: another entry in a Service's selector selects no pod, another selector in a peer admits other pods.
 _EXACT = {"selector", "podSelector", "namespaceSelector", "from"}
-_FALSE_BY_WORD = {"automountServiceAccountToken", "enableServiceLinks", "allowPrivilegeEscalation", "hostUsers"}
-_ZERO_BY_DEFAULT = {"initialDelaySeconds", "minReadySeconds", "hostPort"}
-# Maps that the API server omits if they are empty. An empty struct, such as emptyDir, has a meaning.
-_NO_EMPTY_MAPS = {
-    *("annotations", "labels", "matchLabels", "data", "binaryData"),
-    *("nodeSelector", "limits", "requests", "overhead", "volumeAttributes", "options"),
-}
-# Members of selectors that the API server omits if they are empty.
-_NO_EMPTY_REQUIREMENTS = {"matchLabels", "matchExpressions", "values"}
-# Members of pods for which the API server replaces "" or 0 by a default.
-_DEFAULTED = {
-    *("schedulerName", "dnsPolicy", "restartPolicy", "imagePullPolicy", "protocol", "scheme", "path"),
-    *("terminationMessagePath", "terminationMessagePolicy"),
-    *("periodSeconds", "timeoutSeconds", "successThreshold", "failureThreshold"),
-    *("apiVersion", "fsType", "iscsiInterface", "keyring", "pool", "storageMode", "user"),  # of volumes and fieldRef
-}
+_BOOKKEEPING = ("resourceVersion", "generation", "managedFields")
+
+
+def written_form(child: Obj) -> Obj:
+    """Returns the child as it is sent: with an annotation that has its digest.
+
+    The digest reveals a field that was removed from the plan, which the live object still has.
+    """
+    if child["kind"] in WRITTEN_ONCE:
+        return child
+    meta = child["metadata"]
+    return {**child, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), APPLIED: digest(child)}}}
+
+
+def applied_digest(obj: Obj) -> str | None:
+    """Returns the digest in the annotation of a child or a live object."""
+    found = (obj["metadata"].get("annotations") or {}).get(APPLIED)
+    return None if found is None else str(found)
+
+
+def content(obj: Obj) -> Obj:
+    """Returns an object without its status and the API server's bookkeeping."""
+    meta = {member: value for member, value in obj["metadata"].items() if member not in _BOOKKEEPING}
+    return {**{member: value for member, value in obj.items() if member != "status"}, "metadata": meta}
+
+
+def _is_number_as_text(desired: Any, live: Any) -> bool:
+    return isinstance(desired, int | float) and str(desired) == live  # a quantity
 
 
 def differs(desired: Any, live: Any) -> bool:
-    """Returns whether `live` lacks a member, a list entry or a value of `desired`.
-
-    Additions to `live` are no difference: defaults of the API server and fields of other managers. Equal quantities
-    ("1000m" and 1) are no difference either. An empty value ("", [], some false and 0 values) may be absent or replaced
-    by a default. Selectors and peers must be equal, because an addition changes their meaning.
-    """
+    """Returns whether there are `differences`."""
     return next(differences(desired, live), None) is not None
 
 
-def differences(
-    desired: Any, live: Any, path: FieldPath = (), member: str = "", quantities: bool = False
-) -> Iterator[FieldPath]:
-    """Yields the paths of all differences, as defined by `differs`.
+def differences(desired: Any, live: Any, path: FieldPath = (), same: Same = _is_number_as_text) -> Iterator[FieldPath]:
+    """Yields the paths of the members, entries and values of `desired` that `live` lacks.
 
-    Args:
-        desired: the value to write.
-        live: the value of the API server.
-        path: path of both values.
-        member: name of the member with these values.
-        quantities: whether the values are quantities or maps of quantities.
+    Additions to `live` are no difference: defaults of the API server and fields of other managers. Selectors and peers
+    must be equal, because an addition changes their meaning.
     """
     if desired == live:  # fast path
         return
-    if member in _DEFAULTED and desired in ("", 0):
-        return
-    if member in _EXACT:
-        if _without_empty_requirements(desired) != _without_empty_requirements(live):
-            yield path
+    if path and path[-1] in _EXACT:
+        yield path
     elif isinstance(desired, dict) and isinstance(live, dict):
-        within, has_free_names = member in _QUANTITY_MAPS, member in _NO_EMPTY_MAPS
         for name, value in desired.items():
             if live.get(name) is not None:
-                inner = "" if has_free_names else name  # a label "path" is not the path of a probe
-                yield from differences(value, live[name], (*path, name), inner, within or name in _QUANTITIES)
-            elif not _same_as_nothing(name, value):
+                yield from differences(value, live[name], (*path, name), same)
+            elif value is not None:
                 yield (*path, name)
     elif isinstance(desired, list) and isinstance(live, list):
-        yield from _list_differences(member, desired, live, path)
-    elif not (quantities and _is_stored_as(desired, live)):
+        yield from _list_differences(desired, live, path, same)
+    elif not same(desired, live):
         yield path
 
 
-def _list_differences(member: str, desired: Sequence[Any], live: Sequence[Any], path: FieldPath) -> Iterator[FieldPath]:
-    for key in LIST_KEYS.get(member, ()):
-        second = _SECOND_KEYS.get(member)
-        if not (_is_map(desired, key, second) and _is_map(live, key, second)):
+def _list_differences(desired: Sequence[Any], live: Sequence[Any], path: FieldPath, same: Same) -> Iterator[FieldPath]:
+    for key in LIST_KEYS.get(str(path[-1]) if path else "", ()):
+        if not (_is_map(desired, key) and _is_map(live, key)):
             continue
-        found = {merge.identity(entry, key, second): entry for entry in live}
-        same_key = {entry[key]: entry for entry in live}
+        found = {entry[key]: entry for entry in live}
         for entry in desired:
             position = (*path, ListKey(key, entry[key]))
-            # Others may add an entry with another second member next to the desired one, or replace the desired one.
-            other = found.get(merge.identity(entry, key, second)) or same_key.get(entry[key])
-            if other is None:
-                yield position
+            if entry[key] in found:
+                yield from differences(entry, found[entry[key]], position, same)
             else:
-                yield from differences(entry, other, position)
+                yield position
         return
-    if member == "ipFamilies":
-        live = live[: len(desired)]  # the API server adds the secondary family of a dual-stack Service
-    if len(desired) != len(live) or any(differs(d, h) for d, h in zip(desired, live, strict=True)):
+    pairs = zip(desired, live, strict=False)
+    if len(desired) != len(live) or any(True for one, other in pairs for _ in differences(one, other, (), same)):
         yield path
 
 
-def _without_empty_requirements(value: Any) -> Any:
+def replaced(desired: Obj, stored: Obj) -> list[FieldPath]:
+    """Returns the paths of the values that admission replaced or removed, in an object that a dry run left as it is.
+
+    Forms in which the API server stores a value are not among them: no empty values, and quantities.
+    """
+    return list(differences(_without_empty(desired), _without_empty(stored), same=_is_same_quantity))
+
+
+def _is_same_quantity(desired: Any, live: Any) -> bool:
+    return quantity(desired) is not None and quantity(desired) == quantity(live)
+
+
+def _without_empty(value: Any) -> Any:
     if isinstance(value, dict):
-        return {
-            member: _without_empty_requirements(inner)
-            for member, inner in value.items()
-            if inner or member not in _NO_EMPTY_REQUIREMENTS
-        }
-    return [_without_empty_requirements(entry) for entry in value] if isinstance(value, list) else value
+        return {member: inner for member, given in value.items() if (inner := _without_empty(given))}
+    return [_without_empty(entry) for entry in value] if isinstance(value, list) else value
 
 
 def with_secondary_family(desired: Obj, live: Obj) -> Obj:
@@ -160,7 +158,7 @@ def clashes(desired: Obj, live: Obj) -> Iterator[Clash]:
             own, _ = _inner(own, part)
             found, position = _inner(found, part)
             pointer = f"{pointer}/{position}"
-        if isinstance(own, list) or any(member not in found for member in own):
+        if found is not None and (isinstance(own, list) or any(member not in found for member in own)):
             yield Clash(pointer, found, own)
 
 
@@ -168,6 +166,8 @@ def _exclusive_parent(path: FieldPath, kind: str) -> FieldPath | None:
     """Returns the object or list above `path` whose members may exclude each other, or None."""
     parent = path[:-1]
     match parent[-2:], path[-1]:
+        case _, "ports":  # two entries with one key
+            return path
         case (_, "ports"), ListKey():
             return parent
         case ("ports", ListKey()), "protocol":  # a part of the entry's key
@@ -182,7 +182,7 @@ def _exclusive_parent(path: FieldPath, kind: str) -> FieldPath | None:
 def _inner(value: Any, part: str | ListKey) -> tuple[Any, str | int]:
     """Returns a part of a value and its member name or list index."""
     if isinstance(part, str):
-        return value[part], part
+        return value.get(part), part
     index = next(i for i, entry in enumerate(value) if entry[part.member] == part.value)
     return value[index], index
 
@@ -201,26 +201,8 @@ def field_name(path: FieldPath) -> str:
     return text
 
 
-def _is_map(entries: Sequence[Any], key: str, second: merge.SecondKey | None) -> bool:
+def _is_map(entries: Sequence[Any], key: str) -> bool:
     """Returns whether each entry has a unique key."""
     if not all(isinstance(entry, dict) and isinstance(entry.get(key), str | int) for entry in entries):
         return False
-    return len({merge.identity(entry, key, second) for entry in entries}) == len(entries)
-
-
-def _same_as_nothing(member: str, value: Any) -> bool:
-    """Returns whether the API server may omit a member with this value."""
-    if value is False:
-        return member not in _FALSE_BY_WORD  # an absent value means true or unset
-    if value == {}:
-        return member in _NO_EMPTY_MAPS
-    return value is None or value == "" or value == [] or (value == 0 and member in _ZERO_BY_DEFAULT)
-
-
-def _is_stored_as(desired: Any, live: Any) -> bool:
-    """Returns whether the API server may store the quantity `desired` as `live`, exactly or rounded up."""
-    number, stored = quantity(desired), quantity(live)
-    if number is None or stored is None:
-        return False
-    bounded = max(-_LARGEST_QUANTITY, min(number, _LARGEST_QUANTITY))
-    return stored == number or stored in (bounded.quantize(unit, ROUND_CEILING) for unit in _PRECISIONS)
+    return len({entry[key] for entry in entries}) == len(entries)
