@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple, Self
 
+from kubernetes.utils.quantity import parse_quantity
+
 Obj = dict[str, Any]  # a JSON object of the API server
 
 GROUP = "serving.unmask.dev"
@@ -21,17 +23,16 @@ TEMPLATE_LABEL = f"{GROUP}/template"  # label of a pod: digest of its template
 ADOPT = f"{GROUP}/adopt"  # annotation of the resource: "true" adopts orphaned children
 RESTARTED_AT = f"{GROUP}/restartedAt"  # annotation of the resource: a new value restarts the engine
 
-_SUFFIXES = {
-    **{s: Decimal(1024) ** i for i, s in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
-    **{s: Decimal(1000) ** i for i, s in zip((-3, -2, -1, 1, 2, 3, 4, 5, 6), "numkMGTPE", strict=True)},
-}
-
 
 class Key(NamedTuple):
     """Namespace and name of a resource."""
 
     namespace: str
     name: str
+
+    @classmethod
+    def of(cls, obj: Mapping[str, Any]) -> Self:
+        return cls(obj["metadata"]["namespace"], obj["metadata"]["name"])
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -63,17 +64,21 @@ def controller_uid(obj: Mapping[str, Any]) -> str | None:
     return None
 
 
+def section(obj: Mapping[str, Any], member: str) -> Obj:
+    """Returns a member that should be an object, or {} if it is missing or another type."""
+    found = obj.get(member)
+    return found if isinstance(found, dict) else {}
+
+
+def number(obj: Any, member: str, default: int = 0) -> int:
+    found = obj.get(member) if isinstance(obj, dict) else None
+    return found if isinstance(found, int) else default
+
+
 def quantity(value: Any) -> Decimal | None:
     """Parses a Kubernetes quantity ("500m", "2Gi", 4, "1e3"); None if the value is invalid."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    text, factor = str(value), Decimal(1)
-    for suffix, scale in _SUFFIXES.items():
-        if text.endswith(suffix):
-            text, factor = text.removesuffix(suffix), scale
-            break
     try:
-        number = Decimal(text) * factor
-    except ArithmeticError:  # no number, or an exponent out of the range of Decimal
+        parsed: Decimal = parse_quantity(value)
+    except ValueError:
         return None
-    return number if number.is_finite() else None
+    return parsed if parsed.is_finite() and not isinstance(value, bool) else None

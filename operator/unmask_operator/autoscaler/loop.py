@@ -10,10 +10,9 @@ from datetime import datetime, timedelta
 from unmask_operator.autoscaler.decide import decide
 from unmask_operator.autoscaler.history import History, Reading, Sample
 from unmask_operator.autoscaler.rules import Rules
-from unmask_operator.objects import Key, Obj
+from unmask_operator.objects import Key, Obj, section
 from unmask_operator.plan.observed import Decision
 from unmask_operator.status.pods.pod_status import is_live, is_ready, load_seconds, name
-from unmask_operator.status.status_input import section
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import logging
 
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.objects import GROUP, Key, Obj, Ref, digest
+from unmask_operator.objects import GROUP, Obj, Ref, digest
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render.adapters import follows, listed
 from unmask_operator.render.labels import adapters_config
@@ -28,8 +28,7 @@ def outdated_pods(observed: Observed) -> tuple[Obj, ...]:
 
     A pod that still starts is annotated once it is Ready, because the list may have changed since it was mounted.
     """
-    name = observed.resource["metadata"]["name"]
-    if Ref("v1", "ConfigMap", adapters_config(name)) not in observed.children:
+    if Ref("v1", "ConfigMap", adapters_config(observed.name)) not in observed.children:
         return ()
     now = list_hash(observed)
     return tuple(
@@ -43,22 +42,17 @@ def outdated_pods(observed: Observed) -> tuple[Obj, ...]:
 
 
 def list_hash(observed: Observed) -> str:
-    return digest(listed(observed.children, observed.resource["metadata"]["name"]))
+    return digest(listed(observed.children, observed.name))
 
 
 async def annotate(client: Client, observed: Observed, pods: tuple[Obj, ...]) -> list[Obj]:
     """Annotates the pods and returns those that were written. Others get the list with the kubelet's next update."""
-    meta, written = observed.resource["metadata"], []
+    written = []
     for pod in pods:
         try:
             written.append(await client.annotate_pod(pod, {LIST_HASH: list_hash(observed)}))
         except ApiError as error:
             if not (error.not_found or error.conflict):
-                key = Key(meta["namespace"], meta["name"])
-                log.warning(
-                    "cannot annotate pod %s, its adapters are updated within 90 s: %s",
-                    pod["metadata"]["name"],
-                    error,
-                    extra={"service": key},
-                )
+                sentence = "cannot annotate pod %s, its adapters are updated within 90 s: %s"
+                log.warning(sentence, pod["metadata"]["name"], error, extra={"service": observed.key})
     return written

@@ -7,7 +7,7 @@ from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.client import MERGE, Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import kind_of
-from unmask_operator.objects import FIELD_MANAGER, Key, Obj, Ref
+from unmask_operator.objects import FIELD_MANAGER, Obj, Ref
 from unmask_operator.plan.adoption import orphans, owner_reference
 from unmask_operator.plan.observed import Observed
 from unmask_operator.status.transitions import Event
@@ -27,18 +27,16 @@ async def adopt(client: Client, cache: Cache, observed: Observed) -> tuple[Obser
     Raises:
         ApiError: the API server as a whole does not answer.
     """
-    meta = observed.resource["metadata"]
     adopted: dict[Ref, Obj] = {}
     failed: dict[Ref, str] = {}
     for child in orphans(observed):
         ref = Ref.of(child)
         try:
-            adopted[ref] = await _own(client, child, owner_reference(meta["name"], meta["uid"]))
+            adopted[ref] = await _own(client, child, owner_reference(observed.name, observed.uid))
         except ApiError as error:
             if error.general:
                 raise
-            key = Key(meta["namespace"], meta["name"])
-            log.warning("cannot adopt %s %s: %s", ref.kind, ref.name, error, extra={"service": key})
+            log.warning("cannot adopt %s %s: %s", ref.kind, ref.name, error, extra={"service": observed.key})
             if not (error.not_found or error.conflict):
                 failed[ref] = error.message
             continue

@@ -63,12 +63,7 @@ class Outcome:
 
     @property
     def key(self) -> Key:
-        meta = self.observed.resource["metadata"]
-        return Key(meta["namespace"], meta["name"])
-
-    @property
-    def uid(self) -> str:
-        return str(self.observed.resource["metadata"]["uid"])
+        return self.observed.key
 
     def failed(self, ref: Ref, error: ApiError) -> None:
         """Records the failure of a child. Raises the error again if the API server as a whole failed."""
@@ -182,10 +177,9 @@ class Applier:
 
         Suspending, scaling and the autoscaler must work even if the API server refuses other fields.
         """
-        meta = outcome.observed.resource["metadata"]
-        ref = Ref("apps/v1", "Deployment", meta["name"])
-        live = outcome.observed.children.get(ref)
-        if live is None or ref in outcome.written or controller_uid(live) != meta["uid"]:
+        live, key = outcome.observed.deployment, outcome.key
+        ref = Ref("apps/v1", "Deployment", key.name)
+        if not live or ref in outcome.written:
             return
         replicas = outcome.plan.replicas
         if (live.get("spec") or {}).get("replicas", replicas) == replicas:
@@ -193,10 +187,10 @@ class Applier:
         planned = next((written_form(child) for child in outcome.plan.children if Ref.of(child) == ref), None)
         if planned is not None and not outcome.skips(planned):
             return  # only the pause of a conflict delays it
-        if self.conflicts.is_scale_held(outcome.key, ref, replicas):
+        if self.conflicts.is_scale_held(key, ref, replicas):
             return
         try:
-            await self.client.patch_deployment_scale(meta["namespace"], ref.name, live["metadata"]["uid"], replicas)
+            await self.client.patch_deployment_scale(*key, live["metadata"]["uid"], replicas)
         except ApiError as error:
             if error.not_found or error.conflict:
                 return  # deleted in the meantime; a watch reports it
@@ -205,7 +199,7 @@ class Applier:
             outcome.failed(ref, ApiError(error.status, error.reason, sentence, error.retry_after))
         else:
             self.count("scale")
-            self.conflicts.note_scale(outcome.key, ref, replicas)
+            self.conflicts.note_scale(key, ref, replicas)
             outcome.writes += 1
 
     async def _apply_once(self, outcome: Outcome) -> _Conflict | None:
@@ -217,7 +211,7 @@ class Applier:
         trials = [child for child in changes[1:] if child["kind"] not in WRITTEN_ONCE]
         for child in changes:
             existing = live.get(Ref.of(child))
-            if existing is not None and controller_uid(existing) != outcome.uid:
+            if existing is not None and controller_uid(existing) != outcome.observed.uid:
                 raise OwnershipError(f"the plan overwrites {Ref.of(child)}, which another owner controls")
         if found := await self._dry_run(outcome, trials):
             first = await self._dry_run(outcome, changes[:1])
@@ -230,7 +224,7 @@ class Applier:
             if outcome.has_failed(ref):
                 continue
             gone = outcome.observed.children[ref]
-            if controller_uid(gone) != outcome.uid:
+            if controller_uid(gone) != outcome.observed.uid:
                 raise OwnershipError(f"the plan deletes {ref}, which another owner controls")
             meta = gone["metadata"]
             try:
@@ -360,15 +354,16 @@ def _ordered(changes: list[Obj], observed: Observed, refused: Collection[Ref]) -
     revision and the Deployment follow these dependencies directly. They are the most likely ones to be refused, and no
     other child has changed then. Children in `refused` precede all others, the revision and the Deployment together.
     """
-    name = observed.resource["metadata"]["name"]
-    is_edit = Ref("apps/v1", "Deployment", name) in observed.children
+    is_edit = Ref("apps/v1", "Deployment", observed.name) in observed.children
     kinds = ATOMIC_GROUP if any(ref.kind in ATOMIC_GROUP for ref in refused) else ()
 
     def position(child: Obj) -> int:
         if Ref.of(child) in refused or child["kind"] in kinds:
             return 0
         needed = child["kind"] in ("ServiceAccount", "ConfigMap")
-        follows_list = child["metadata"]["name"] == adapters_config(name) and Ref.of(child) in observed.children
+        follows_list = (
+            child["metadata"]["name"] == adapters_config(observed.name) and Ref.of(child) in observed.children
+        )
         if not is_edit or (needed and not follows_list):
             return 1
         return 2 if child["kind"] in ATOMIC_GROUP else 3

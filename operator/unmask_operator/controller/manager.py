@@ -130,7 +130,7 @@ class Manager:
 
     async def _observe(self, resource: Obj, children: Mapping[Ref, Obj], pods: Sequence[Obj]) -> Observed:
         """Returns the observed state of a resource: its objects and everything else that is known."""
-        key = Key(resource["metadata"]["namespace"], resource["metadata"]["name"])
+        key = Key.of(resource)
         return Observed(
             resource=resource,
             now=datetime.now(UTC),

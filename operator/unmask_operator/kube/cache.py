@@ -37,7 +37,7 @@ class Cache:
         """
         self.mark_seen(kind)
         meta = obj["metadata"]
-        name = Key(meta["namespace"], meta["name"])
+        name = Key.of(obj)
         if _version(obj) <= self._tombstones.get(meta["uid"], -1):
             return None
         cached = self._objects[kind.api].get(name)
@@ -59,7 +59,7 @@ class Cache:
         """
         self.mark_seen(kind)
         meta = obj["metadata"]
-        name = Key(meta["namespace"], meta["name"])
+        name = Key.of(obj)
         cached = self._objects[kind.api].get(name)
         self._add_tombstone(meta["uid"], _version(obj))
         if cached is None or cached["metadata"]["uid"] != meta["uid"] or _version(cached) > _version(obj):

@@ -8,23 +8,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.objects import (
     ADOPT,
     API_VERSION,
     FIELD_MANAGER,
     KIND,
-    RESTARTED_AT,
     SERVICE_LABEL,
     TEMPLATE_LABEL,
     Obj,
     Ref,
     controller_uid,
+    section,
 )
 from unmask_operator.plan.observed import Observed
-from unmask_operator.render.labels import MAIN, is_own
-from unmask_operator.render.pod import RenderedPod, render_pod
-from unmask_operator.render.revision import Revision, first_revision
+from unmask_operator.render.labels import is_own
+from unmask_operator.render.revision import Revision, recorded_spec, running_revision
 from unmask_operator.settings import Settings
 
 _MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -49,11 +47,9 @@ def is_orphan(child: Mapping[str, Any], name: str) -> bool:
 
 def orphans(observed: Observed) -> list[Obj]:
     """Returns the objects to adopt, sorted by kind and name; none without the annotation."""
-    resource = observed.resource
-    if not asks_for_adoption(resource):
+    if not asks_for_adoption(observed.resource):
         return []
-    name = resource["metadata"]["name"]
-    return [child for _, child in sorted(observed.children.items()) if is_orphan(child, name)]
+    return [child for _, child in sorted(observed.children.items()) if is_orphan(child, observed.name)]
 
 
 def owner_reference(name: str, uid: str) -> Obj:
@@ -68,27 +64,16 @@ def adopted_revision(observed: Observed, settings: Settings) -> Revision | None:
     It has the live template, so adoption replaces no pod. If this operator renders the same template, it has the
     rendered one, without the defaults that the API server added.
     """
-    resource = observed.resource
-    meta = resource["metadata"]
-    live = observed.children.get(Ref("apps/v1", "Deployment", meta["name"]))
-    if not asks_for_adoption(resource) or live is None or controller_uid(live) != meta["uid"]:
+    resource, live = observed.resource, observed.deployment
+    if not asks_for_adoption(resource) or not live:
         return None
     template = live["spec"]["template"]
     metadata = {member: value for member, value in template["metadata"].items() if value is not None}
-    restarted_at = (metadata.get("annotations") or {}).get(RESTARTED_AT, "")
-    image = next((str(c["image"]) for c in template["spec"]["containers"] if c["name"] == MAIN), "")
-    revision = first_revision(resource, restarted_at, RenderedPod(image, {**template, "metadata": metadata}))
-    fresh = _rendered(resource, settings, restarted_at)
+    revision = running_revision(1, {**template, "metadata": metadata})
+    revision = replace(revision, spec=recorded_spec(section(resource, "spec")))
+    fresh = revision.rendered(resource["metadata"], settings)
     same = fresh is not None and _digest(fresh.template) == _digest(template)
     return replace(revision, rendered_pod=fresh) if same and fresh else revision
-
-
-def _rendered(resource: Obj, settings: Settings, restarted_at: str) -> RenderedPod | None:
-    try:
-        service: DiffusionLMService = parse(resource)
-        return render_pod(service, settings, restarted_at)
-    except SpecError:
-        return None
 
 
 def _digest(template: Mapping[str, Any]) -> str | None:

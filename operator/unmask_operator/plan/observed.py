@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 
-from unmask_operator.objects import Obj, Ref
+from unmask_operator.objects import Key, Obj, Ref, controller_uid
+from unmask_operator.render.revision import Revision, UnsupportedRevision, controlled_revisions
 
 
 @dataclass(frozen=True)
@@ -87,3 +89,29 @@ class Observed:
     conflicts: Sequence[FieldConflict] = ()  # detected by earlier writes
     operators: Sequence[str] = ()  # this release and another one (namespace/name), if both write the status
     replicas_manager: str = ""  # field manager of a manifest that keeps overwriting the autoscaler's replicas; "": none
+
+    @property
+    def name(self) -> str:
+        return str(self.resource["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.resource["metadata"]["uid"])
+
+    @property
+    def key(self) -> Key:
+        return Key.of(self.resource)
+
+    def own(self, api_version: str, kind: str, name: str) -> Obj:
+        """Returns a live object that the resource controls, or {}."""
+        found = self.children.get(Ref(api_version, kind, name), {})
+        return found if found and controller_uid(found) == self.uid else {}
+
+    @property
+    def deployment(self) -> Obj:
+        return self.own("apps/v1", "Deployment", self.name)
+
+    @cached_property
+    def template_revisions(self) -> list[Revision | UnsupportedRevision]:
+        """The ControllerRevisions, newest first."""
+        return controlled_revisions(self.children.values(), self.uid)

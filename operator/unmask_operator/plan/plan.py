@@ -12,15 +12,9 @@ from unmask_operator.plan.rollout import resolve_revision
 from unmask_operator.render import render
 from unmask_operator.render.adapters import follows
 from unmask_operator.render.children import PODMONITOR
-from unmask_operator.render.labels import MAIN, adapters_config, model_config, revision_name
+from unmask_operator.render.labels import adapters_config, model_config, revision_name
 from unmask_operator.render.model_revision import key_of, recorded
-from unmask_operator.render.pod import RenderedPod
-from unmask_operator.render.revision import (
-    Revision,
-    UnsupportedRevision,
-    controlled_revisions,
-    revisions_to_keep,
-)
+from unmask_operator.render.revision import Revision, UnsupportedRevision, revisions_to_keep, running_revision
 from unmask_operator.render.workload import replicas
 from unmask_operator.settings import Settings
 
@@ -67,7 +61,7 @@ class Plan:
 
 def plan(observed: Observed, settings: Settings) -> Plan:
     """Plans the children of the resource; those of its last accepted spec if the current one is not accepted."""
-    earlier = _revisions(observed)
+    earlier = observed.template_revisions
     newest = earlier[0] if earlier else None
     if newest is None:
         newest = adopted_revision(observed, settings)
@@ -110,7 +104,7 @@ def last_accepted(observed: Observed, settings: Settings, *problems: Problem) ->
     metadata, spec_data = observed.resource["metadata"], observed.resource.get("spec") or {}
     requeue = _requeue_seconds(observed, *problems)
     nothing = Plan(problems=problems, replicas=_replicas_alone(observed), requeue_seconds=requeue)
-    revision = next(iter(_revisions(observed)), None)
+    revision = next(iter(observed.template_revisions), None)
     if not isinstance(revision, Revision):
         return nothing
     spec = dict(revision.spec or {})
@@ -134,9 +128,8 @@ def last_accepted(observed: Observed, settings: Settings, *problems: Problem) ->
 
 def _replicas_alone(observed: Observed) -> int:
     """Returns the replicas of a spec that is otherwise unusable; those of the Deployment if the spec has none."""
-    meta, spec_data = observed.resource["metadata"], observed.resource.get("spec") or {}
-    live = observed.children.get(Ref("apps/v1", "Deployment", meta["name"]))
-    if live is None or controller_uid(live) != meta["uid"] or spec_data.get("suspend") is True:
+    live, spec_data = observed.deployment, observed.resource.get("spec") or {}
+    if not live or spec_data.get("suspend") is True:
         return 0
     count, scaling = spec_data.get("replicas"), spec_data.get("autoscaling")
     if type(count) is not int or count < 0:
@@ -148,26 +141,16 @@ def _replicas_alone(observed: Observed) -> int:
     return max(count, low) if type(low) is int else count
 
 
-def _revisions(observed: Observed) -> list[Revision | UnsupportedRevision]:
-    return controlled_revisions(observed.children.values(), observed.resource["metadata"]["uid"])
-
-
 def _running_revision(observed: Observed, newest: UnsupportedRevision) -> tuple[Revision | None, tuple[Problem, ...]]:
     """Returns a revision of the running pods in place of an unreadable one, and its problem; None without pods."""
-    meta = observed.resource["metadata"]
-    live = observed.children.get(Ref("apps/v1", "Deployment", meta["name"]))
-    if live is None or controller_uid(live) != meta["uid"]:
+    if not (live := observed.deployment):
         return None, ()
-    template = live["spec"]["template"]
-    image = next((str(c["image"]) for c in template["spec"]["containers"] if c["name"] == MAIN), "")
-    restarted_at = (template["metadata"].get("annotations") or {}).get(RESTARTED_AT, "")
     sentence = (
-        f"ControllerRevision {revision_name(meta['name'], newest.number)} has format {newest.format}, which this "
+        f"ControllerRevision {revision_name(observed.name, newest.number)} has format {newest.format}, which this "
         "operator does not support: edits of the spec do not change the pods; upgrade the operator, or set the "
         f"annotation {RESTARTED_AT} to a new value to recreate the pods from the spec"
     )
-    revision = Revision(newest.number, None, restarted_at, RenderedPod(image, template))
-    return revision, (Problem("UpToDate", "UnknownPin", sentence),)
+    return running_revision(newest.number, live["spec"]["template"]), (Problem("UpToDate", "UnknownPin", sentence),)
 
 
 def _requeue_seconds(observed: Observed, *problems: Problem) -> float | None:
@@ -209,16 +192,14 @@ def _children(
 
 def _commits(observed: Observed, revision: Revision) -> dict[str, str]:
     """Returns the commits of hf:// models of all revisions by key; "" until a pod reports one."""
-    meta = observed.resource["metadata"]
-    live = observed.children.get(Ref("v1", "ConfigMap", model_config(meta["name"])), {})
-    known = recorded(live) if live and controller_uid(live) == meta["uid"] else {}
+    known = recorded(observed.own("v1", "ConfigMap", model_config(observed.name)))
     reported: dict[str, str] = {}
     for pod in sorted(observed.pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
         if (key := key_of(pod)) and (commit := observed.revisions.get(pod["metadata"]["uid"])):
             reported.setdefault(key, commit)
     templates = [
         revision.rendered_pod.template,
-        *(one.rendered_pod.template for one in _revisions(observed) if isinstance(one, Revision)),
+        *(one.rendered_pod.template for one in observed.template_revisions if isinstance(one, Revision)),
     ]
     return {key: known.get(key) or reported.get(key, "") for one in templates if (key := key_of(one))}
 
@@ -258,9 +239,8 @@ def _adoption(children: Sequence[Obj], observed: Observed) -> str:
             else ""
         )
         return f"the API server rejected the adoption of {ref.kind} {ref.name} ({reason}){grant}; "
-    name = observed.resource["metadata"]["name"]
     present = filter(None, (observed.children.get(Ref.of(child)) for child in children))
-    if any(is_orphan(live, name) for live in present):
+    if any(is_orphan(live, observed.name) for live in present):
         return f'annotate this resource with {ADOPT}: "true" to adopt its orphaned children, '
     return ""
 

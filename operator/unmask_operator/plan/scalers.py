@@ -6,11 +6,10 @@ field, and the API server sets the default of the schema.
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Any
 
-from unmask_operator.objects import FIELD_MANAGER, Obj, Ref, controller_uid
+from unmask_operator.objects import FIELD_MANAGER, Obj, number
 from unmask_operator.plan.observed import Observed
-from unmask_operator.render.revision import Revision, controlled_revisions
+from unmask_operator.render.revision import Revision
 
 DEFAULT = 1  # of spec.replicas in the schema
 HPA_MANAGER = "kube-controller-manager"
@@ -23,22 +22,19 @@ def kept_replicas(observed: Observed) -> int | None:
     A manifest that gets `autoscaling` leaves out `replicas`. Without the field in any manifest, the resource has the
     default, and pods that serve would end. None: there is nothing to keep.
     """
-    resource = observed.resource
-    spec, uid = resource.get("spec") or {}, resource["metadata"]["uid"]
-    scaling, live = spec.get("autoscaling"), observed.children.get(_deployment(resource))
+    spec, live = observed.resource.get("spec") or {}, observed.deployment
+    scaling = spec.get("autoscaling")
     if not isinstance(scaling, dict) or spec.get("replicas") != DEFAULT or spec.get("suspend") is True:
         return None
-    if live is None or controller_uid(live) != uid:
-        return None
-    low, high = (_number(scaling, member, DEFAULT) for member in ("minReplicas", "maxReplicas"))
-    kept = min(_number(live.get("spec") or {}, "replicas", DEFAULT), high)
+    low, high = (number(scaling, member, DEFAULT) for member in ("minReplicas", "maxReplicas"))
+    kept = min(number(live.get("spec"), "replicas", DEFAULT), high)
     return kept if kept > max(DEFAULT, low) and _is_lost(observed, scaling) else None
 
 
 def _is_lost(observed: Observed, scaling: Obj) -> bool:
     """Returns whether no scaler wrote the default of `spec.replicas`."""
     resource = observed.resource
-    newest = next(iter(controlled_revisions(observed.children.values(), resource["metadata"]["uid"])), None)
+    newest = next(iter(observed.template_revisions), None)
     if isinstance(newest, Revision) and newest.spec is not None and not newest.spec.get("autoscaling"):
         return True  # autoscaling is new
     if writers := list(owners(resource)):
@@ -70,12 +66,3 @@ def owners(resource: Obj) -> Iterator[Obj]:
     for entry in resource["metadata"].get("managedFields") or ():
         if entry.get("subresource") != "status":
             yield entry
-
-
-def _deployment(resource: Obj) -> Ref:
-    return Ref("apps/v1", "Deployment", resource["metadata"]["name"])
-
-
-def _number(obj: Any, member: str, default: int) -> int:
-    value = obj.get(member)
-    return value if type(value) is int else default

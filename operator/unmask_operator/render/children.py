@@ -26,19 +26,8 @@ def service(owner: DiffusionLMService) -> Obj:
         "protocol": "TCP",
         "appProtocol": "http",
     }
-    spec: Obj = {"type": requested.type, "selector": selector(owner.name), "ports": [port]}
-    if requested.load_balancer_class:
-        spec["loadBalancerClass"] = requested.load_balancer_class
-    if requested.load_balancer_source_ranges:
-        spec["loadBalancerSourceRanges"] = list(requested.load_balancer_source_ranges)
-    if requested.external_traffic_policy:
-        spec["externalTrafficPolicy"] = requested.external_traffic_policy
-    if requested.ip_family_policy:
-        spec["ipFamilyPolicy"] = requested.ip_family_policy
-    if requested.ip_families:
-        spec["ipFamilies"] = list(requested.ip_families)
-    if requested.session_affinity:
-        spec["sessionAffinity"] = requested.session_affinity
+    optional = requested.model_dump(by_alias=True, exclude_none=True, exclude={"type", "port", "annotations"})
+    spec = {"type": requested.type, "selector": selector(owner.name), "ports": [port], **optional}
     made = child(owner, "v1", "Service", owner.name, spec=spec)
     annotate(made, requested.annotations)
     return made

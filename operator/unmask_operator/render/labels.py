@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, Obj, Ref
@@ -11,6 +12,16 @@ PORT_NAME = "http"  # name of the container port; Service and PodMonitor refer t
 MAIN = "main"  # the engine's container
 KEYS_MOUNT = "/etc/unmask/keys"  # where the Secret of spec.auth is mounted
 KEYS_FILE = "keys"  # name of the file there, for any key of the Secret
+
+
+def main_container(pod: Mapping[str, Any]) -> Obj:
+    """Returns the engine's container of a pod's spec, or {}."""
+    return next((one for one in pod.get("containers") or () if one.get("name") == MAIN), {})
+
+
+def all_containers(pod: Mapping[str, Any]) -> list[Obj]:
+    """Returns the init containers and containers of a pod's spec."""
+    return [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
 
 
 def labels(name: str) -> dict[str, str]:

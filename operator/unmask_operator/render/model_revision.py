@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService
-from unmask_operator.objects import Obj
-from unmask_operator.render.labels import MAIN, child, model_config
+from unmask_operator.objects import Obj, section
+from unmask_operator.render.labels import child, main_container, model_config
 
 VARIABLE = "MODEL_REVISION"  # without the prefix UNMASK_, for which the runtime rejects variables that are no flags
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -38,14 +38,10 @@ def variable(resource: DiffusionLMService, restarted_at: str) -> list[Obj]:
 
 def key_of(pod: Mapping[str, Any]) -> str | None:
     """Returns the ConfigMap key that a pod or pod template refers to; None without one."""
-    for container in pod["spec"]["containers"]:
-        for one in container.get("env", ()) if container["name"] == MAIN else ():
-            if one["name"] == VARIABLE:
-                found: Any = one  # the API server validates the podTemplate later
-                for member in ("valueFrom", "configMapKeyRef", "key"):
-                    found = found.get(member) if isinstance(found, Mapping) else None
-                return found if isinstance(found, str) else None
-    return None
+    env = main_container(pod["spec"]).get("env") or ()
+    variable: Obj = next((one for one in env if one["name"] == VARIABLE), {})
+    found = section(section(variable, "valueFrom"), "configMapKeyRef").get("key")
+    return found if isinstance(found, str) else None  # the API server validates the podTemplate later
 
 
 def config_map(resource: DiffusionLMService, commits: Mapping[str, str]) -> Obj | None:

@@ -1,13 +1,21 @@
 """Renders the pod template. `container.py` renders its container."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE
-from unmask_operator.objects import RESTARTED_AT, TEMPLATE_LABEL, Obj, digest
+from unmask_operator.objects import RESTARTED_AT, TEMPLATE_LABEL, Obj, digest, section
 from unmask_operator.render import adapters, ca_bundle, container, model_source
-from unmask_operator.render.labels import KEYS_FILE, MAIN, adapters_config, engine_name, labels, selector
+from unmask_operator.render.labels import (
+    KEYS_FILE,
+    MAIN,
+    adapters_config,
+    all_containers,
+    engine_name,
+    labels,
+    main_container,
+    selector,
+)
 from unmask_operator.render.merge import merge_template
 from unmask_operator.settings import Settings
 
@@ -37,14 +45,9 @@ def render_pod(resource: DiffusionLMService, settings: Settings, restarted_at: s
     """
     image = resource.spec.image or settings.runtime_image
     base = {"metadata": _metadata(resource, restarted_at), "spec": _spec(resource, settings, image, restarted_at)}
-    patch = {
-        "metadata": resource.spec.pod_template.metadata,
-        "spec": _with_account(resource.spec.pod_template.spec),
-    }
+    patch = {"metadata": resource.spec.pod_template.metadata, "spec": _with_account(resource.spec.pod_template.spec)}
     template = merge_template(base, patch)
-    container.limit_threads(
-        next(one for one in template["spec"]["containers"] if one["name"] == MAIN), resource.spec.gpus_per_pod
-    )
+    container.limit_threads(main_container(template["spec"]), resource.spec.gpus_per_pod)
     if GRACE not in resource.spec.pod_template.spec:
         template["spec"][GRACE] = _grace_period(template["spec"])
     marked = {**template["metadata"]["labels"], TEMPLATE_LABEL: digest(template)}
@@ -53,13 +56,9 @@ def render_pod(resource: DiffusionLMService, settings: Settings, restarted_at: s
 
 def pre_stop_seconds(container: Obj) -> int | None:
     """Returns how long the preStop hook of a container lasts: 0 without a hook, None if the length is unknown."""
-    hook = _member(_member(container, "lifecycle"), "preStop")
-    seconds = _member(_member(hook, "sleep"), "seconds")
+    hook = section(section(container, "lifecycle"), "preStop")  # the API server validates the podTemplate later
+    seconds = section(hook, "sleep").get("seconds")
     return seconds if isinstance(seconds, int) else None if hook else 0
-
-
-def _member(obj: Any, name: str) -> Any:
-    return obj.get(name) if isinstance(obj, dict) else None  # the API server validates the podTemplate later
 
 
 def _grace_period(spec: Obj) -> int:
@@ -68,8 +67,7 @@ def _grace_period(spec: Obj) -> int:
     The hooks of all containers start together. SIGTERM follows after the container's own one, and then the engine
     drains.
     """
-    containers = (*spec["containers"], *spec.get("initContainers", ()))
-    hooks = {one["name"]: pre_stop_seconds(one) or 0 for one in containers}
+    hooks = {one["name"]: pre_stop_seconds(one) or 0 for one in all_containers(spec)}
     return max(int(spec[GRACE]) + hooks[MAIN], *hooks.values())
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.service import without_nulls
 from unmask_operator.api.spec import SCALE
-from unmask_operator.objects import Obj, controller_uid
-from unmask_operator.render.labels import child, revision_name
+from unmask_operator.objects import RESTARTED_AT, Obj, controller_uid, section
+from unmask_operator.render.labels import child, main_container, revision_name
 from unmask_operator.render.pod import RenderedPod, render_pod
 from unmask_operator.settings import Settings
 
@@ -76,10 +76,11 @@ def _read(obj: Obj) -> Revision | UnsupportedRevision:
     return Revision(obj["revision"], recorded_spec(data["spec"]), data["restartedAt"], rendered, stored=data)
 
 
-def first_revision(obj: Mapping[str, Any], restarted_at: str, found: RenderedPod) -> Revision:
-    """Returns the first revision of a resource, for running pods with the template `found`."""
-    spec = obj["spec"] if isinstance(obj.get("spec"), dict) else {}
-    return Revision(1, recorded_spec(spec), restarted_at, found)
+def running_revision(number: int, template: Obj) -> Revision:
+    """Returns the revision of running pods, without a spec."""
+    image = str(main_container(template["spec"]).get("image") or "")
+    restarted_at = section(template["metadata"], "annotations").get(RESTARTED_AT, "")
+    return Revision(number, None, restarted_at, RenderedPod(image, template))
 
 
 def revisions_to_keep(newest_first: Sequence[Revision | UnsupportedRevision]) -> set[int]:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService
-from unmask_operator.objects import Obj
-from unmask_operator.render.labels import MAIN, child, selector
+from unmask_operator.objects import Obj, number, section
+from unmask_operator.render.labels import child, main_container, selector
 
 _PROBE_PERIOD, _PROBE_FAILURES = 10, 3  # Kubernetes' own defaults
 _PROGRESS_SLACK = 600  # seconds for scheduling and image pull, in addition to the startup budget
@@ -46,12 +46,8 @@ def progress_deadline(pod: Mapping[str, Any]) -> int:
 
 def startup_budget(template: Mapping[str, Any]) -> int:
     """Returns the seconds that the startup probe allows the engine's container; 0 without a probe."""
-    probe = next((c.get("startupProbe") for c in template["spec"]["containers"] if c["name"] == MAIN), None)
+    probe = section(main_container(template["spec"]), "startupProbe")
     if not probe:
         return 0
-
-    def number(member: str, default: int) -> int:  # the API server validates the podTemplate later
-        return value if isinstance(value := probe.get(member), int) else default
-
-    checks = number("failureThreshold", _PROBE_FAILURES) * number("periodSeconds", _PROBE_PERIOD)
-    return number("initialDelaySeconds", 0) + checks
+    checks = number(probe, "failureThreshold", _PROBE_FAILURES) * number(probe, "periodSeconds", _PROBE_PERIOD)
+    return number(probe, "initialDelaySeconds") + checks

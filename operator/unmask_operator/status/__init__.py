@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from unmask_operator.objects import SERVICE_LABEL, Obj, Ref, controller_uid
+from unmask_operator.objects import SERVICE_LABEL, Obj, Ref, number, section
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
 from unmask_operator.render.labels import model_config, url
@@ -22,7 +22,7 @@ from unmask_operator.status.conditions import (
 )
 from unmask_operator.status.limits import conform
 from unmask_operator.status.pods import pod_status
-from unmask_operator.status.status_input import StatusInput, number, section
+from unmask_operator.status.status_input import StatusInput
 
 CONDITIONS = {
     "Accepted": basic.accepted,
@@ -116,10 +116,9 @@ def _template(inputs: StatusInput) -> Obj:
 
 def _external(inputs: StatusInput) -> list[Obj]:
     """Returns the addresses that the live Service has from its load balancer."""
-    metadata = inputs.observed.resource["metadata"]
-    live = inputs.observed.children.get(Ref("v1", "Service", metadata["name"]), {})
+    live = inputs.observed.own("v1", "Service", inputs.observed.name)
     spec = section(live, "spec")
-    if not live or controller_uid(live) != metadata["uid"] or spec.get("type") != "LoadBalancer":
+    if spec.get("type") != "LoadBalancer":
         return []
     port = number(next(iter(spec.get("ports") or ()), {}), "port", 80)
     ingress = section(section(live, "status"), "loadBalancer").get("ingress") or ()
@@ -128,7 +127,7 @@ def _external(inputs: StatusInput) -> list[Obj]:
 
 
 def _model(inputs: StatusInput) -> Obj | None:
-    ref = Ref("v1", "ConfigMap", model_config(inputs.observed.resource["metadata"]["name"]))
+    ref = Ref("v1", "ConfigMap", model_config(inputs.observed.name))
     commits = next((recorded(child) for child in inputs.plan.children if Ref.of(child) == ref), {})
     template = _template(inputs)
     key = key_of(template) if template else None

@@ -1,15 +1,14 @@
 """Reports changes that other clients and admission make to children: fields in conflict, and containers of pods."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 
 from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref
 from unmask_operator.plan.observed import FieldConflict, Observed
 from unmask_operator.plan.plan import Plan, Problem
-from unmask_operator.render.labels import MAIN
+from unmask_operator.render.labels import MAIN, all_containers
+from unmask_operator.status.condition import few
 
 FIELD_CONFLICT = "FieldConflict"  # a condition's reason
-NAMED = 4  # maximum number of fields, or changes of pods, in a message
 
 
 def conflicts(observed: Observed) -> list[Problem]:
@@ -18,7 +17,7 @@ def conflicts(observed: Observed) -> list[Problem]:
     for one in observed.conflicts:
         grouped[one.ref, bool(one.field), one.manager, one.by_admission].append(one.field)
     return [
-        Problem("UpToDate", FIELD_CONFLICT, _sentence(FieldConflict(ref, _few(fields), manager, by_admission)))
+        Problem("UpToDate", FIELD_CONFLICT, _sentence(FieldConflict(ref, few(fields), manager, by_admission)))
         for (ref, _, manager, by_admission), fields in sorted(grouped.items())
     ]
 
@@ -63,7 +62,7 @@ def pods_sentence(pods: tuple[Obj, ...], deployment: Obj, plan: Plan) -> str:
         return "the pods match the template that this operator renders"
     return (
         "the pods match the template that this operator renders, except for changes by admission or another client: "
-        f"{_few(changes, '; ')}"
+        f"{few(changes, '; ')}"
     )
 
 
@@ -112,15 +111,4 @@ def _digest(obj: Obj) -> str | None:
 
 def _containers(pod: Obj) -> dict[str, str]:
     """Returns the images by container name, including init containers."""
-    return {str(c["name"]): str(c.get("image") or "") for c in _all_containers(pod)}
-
-
-def _all_containers(pod: Obj) -> Iterator[Obj]:
-    spec = pod.get("spec") or {}
-    yield from spec.get("initContainers") or ()
-    yield from spec.get("containers") or ()
-
-
-def _few(names: list[str], separator: str = ", ") -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return separator.join(names[:NAMED]) + more
+    return {str(c["name"]): str(c.get("image") or "") for c in all_containers(pod.get("spec") or {})}

@@ -1,10 +1,12 @@
 """The status, reason and message of a condition."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unmask_operator.status.limits import valid_reason, valid_text
 
 LONGEST_MESSAGE = 1024  # characters; messages of other components may be long
+NAMED = 4  # maximum number of fields, adapters or changes of pods in a message
 LONGEST_REASON = 256  # characters of an invalid reason in a message
 
 
@@ -33,6 +35,12 @@ def unknown(reason: str, message: str) -> Condition:
 def sentence(text: str) -> str:
     """Returns the text on one line, cut to `LONGEST_MESSAGE` characters."""
     return valid_text(" ".join(text.split()), LONGEST_MESSAGE)
+
+
+def few(names: Sequence[str], separator: str = ", ") -> str:
+    """Joins the first `NAMED` names and adds the number of the others."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return separator.join(names[:NAMED]) + more
 
 
 def _condition(status: str, reason: str, message: str) -> Condition:

@@ -1,14 +1,14 @@
 """The input of all conditions: the observed state and the plan, prepared once per reconcile."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from unmask_operator.api.service import without_nulls
-from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref, controller_uid
+from unmask_operator.objects import TEMPLATE_LABEL, Obj, number, section
 from unmask_operator.plan.observed import Load, Observed
 from unmask_operator.plan.plan import Plan, Problem
 from unmask_operator.render.labels import revision_name
-from unmask_operator.render.revision import Revision, UnsupportedRevision, controlled_revisions
+from unmask_operator.render.revision import Revision, UnsupportedRevision
 from unmask_operator.status import admission
 from unmask_operator.status.condition import Condition
 from unmask_operator.status.pods import event_messages, pod_status
@@ -26,9 +26,7 @@ class StatusInput:
 
     @classmethod
     def gather(cls, observed: Observed, plan: Plan) -> Self:
-        resource = observed.resource
-        found = observed.children.get(Ref("apps/v1", "Deployment", resource["metadata"]["name"]), {})
-        deployment = found if found and controller_uid(found) == resource["metadata"]["uid"] else {}
+        resource, deployment = observed.resource, observed.deployment
         desired = plan.replicas if plan.children or deployment else 0
         newest_first = sorted(observed.pods, key=_age)
         live = tuple(pod for pod in newest_first if pod_status.is_live(pod))
@@ -104,22 +102,22 @@ class StatusInput:
     def _was_rolled_out(self) -> bool:
         """Whether the newest revision has the template of the current one, whose pods were all Ready once."""
         name = section(self.observed.resource, "status").get("currentRevision")
-        current = next((revision for revision in self._revisions if self._name(revision) == name), None)
-        if current is None or current is self._revisions[0]:
-            return current is not None
-        newest = self._revisions[0]
+        current = next(
+            (revision for revision in self.observed.template_revisions if self._name(revision) == name), None
+        )
+        if current is None:
+            return False
+        newest = self.observed.template_revisions[0]
+        if current.number == newest.number:
+            return True
         return (
             isinstance(newest, Revision)
             and isinstance(current, Revision)
             and newest.rendered_pod.template == current.rendered_pod.template
         )
 
-    @property
-    def _revisions(self) -> list[Revision | UnsupportedRevision]:
-        return controlled_revisions(self.observed.children.values(), self.observed.resource["metadata"]["uid"])
-
     def _name(self, revision: Revision | UnsupportedRevision) -> str:
-        return revision_name(self.observed.resource["metadata"]["name"], revision.number)
+        return revision_name(self.observed.name, revision.number)
 
     @property
     def scaling_up(self) -> bool:
@@ -129,7 +127,7 @@ class StatusInput:
     @property
     def revision(self) -> str | None:
         """Name of the newest ControllerRevision, from which pods are made."""
-        return next(map(self._name, self._revisions), None)
+        return next(map(self._name, self.observed.template_revisions), None)
 
     def problems(self, condition: str) -> list[Problem]:
         found = [*self.plan.problems, *admission.conflicts(self.observed)]
@@ -141,17 +139,6 @@ class StatusInput:
         uids = (pod["metadata"]["uid"] for pod in self.pods if not pod_status.is_started(pod))
         loads = [self.observed.loads[uid] for uid in uids if uid in self.observed.loads]
         return min(loads, key=lambda load: (load.percent, load.phase), default=None)
-
-
-def section(obj: Obj, member: str) -> Obj:
-    """Returns a member that should be an object, or {} if it is missing or another type."""
-    found = obj.get(member)
-    return found if isinstance(found, dict) else {}
-
-
-def number(obj: Any, member: str, default: int = 0) -> int:
-    found = obj.get(member) if isinstance(obj, dict) else None
-    return found if isinstance(found, int) else default
 
 
 def _age(pod: Obj) -> tuple[float, str]:

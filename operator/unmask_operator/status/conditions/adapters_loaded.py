@@ -1,13 +1,12 @@
 """AdaptersLoaded and status.adapters: which of the adapters in the spec Ready pods serve, as they report."""
 
-from unmask_operator.objects import Obj, Ref
+from unmask_operator.objects import Obj, Ref, section
 from unmask_operator.render.adapters import listed
-from unmask_operator.status.condition import Condition, false, sentence, true
+from unmask_operator.status.condition import Condition, false, few, sentence, true
 from unmask_operator.status.pods import pod_status
-from unmask_operator.status.status_input import StatusInput, section
+from unmask_operator.status.status_input import StatusInput
 
 LONGEST_MESSAGE = 512  # characters, per adapter
-NAMED = 4  # maximum number of adapters in a message
 
 
 def entries(inputs: StatusInput) -> list[Obj]:
@@ -40,19 +39,13 @@ def evaluate(inputs: StatusInput) -> Condition | None:
         return None
     if failed := [entry for entry in every if entry["failed"]]:
         failures = [f"{one['name']} in {one['failed']} of {one['total']} pods: {one['message']}" for one in failed]
-        return false("AdapterFailed", f"cannot be served: {_few(failures, '; ')}")
+        return false("AdapterFailed", f"cannot be served: {few(failures, '; ')}")
     if pending := [entry["name"] for entry in every if not entry["total"] or entry["ready"] < entry["total"]]:
-        return false("Loading", f"not loaded in every pod yet; pods get a change within 90 s: {_few(pending)}")
+        return false("Loading", f"not loaded in every pod yet; pods get a change within 90 s: {few(pending)}")
     return true("Loaded", f"every pod serves all {len(every)} adapters")
 
 
 def _expected(inputs: StatusInput) -> dict[str, str]:
     """Returns the URIs by name: from the planned list, else from the live one."""
-    name = inputs.observed.resource["metadata"]["name"]
     planned = {Ref.of(child): child for child in inputs.plan.children if child["kind"] == "ConfigMap"}
-    return listed({**inputs.observed.children, **planned}, name)
-
-
-def _few(states: list[str], between: str = ", ") -> str:
-    more = f" and {len(states) - NAMED} more" if len(states) > NAMED else ""
-    return between.join(states[:NAMED]) + more
+    return listed({**inputs.observed.children, **planned}, inputs.observed.name)

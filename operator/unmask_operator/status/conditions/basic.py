@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from unmask_operator.objects import RESTARTED_AT
+from unmask_operator.objects import RESTARTED_AT, number, section
 from unmask_operator.status import admission
 from unmask_operator.status.condition import Condition, false, sentence, true, unknown
 from unmask_operator.status.conditions import rollout_complete, scheduled
 from unmask_operator.status.pods import pod_status
-from unmask_operator.status.status_input import StatusInput, number, section
+from unmask_operator.status.status_input import StatusInput
 
 TWO_OPERATORS = "TwoOperators"  # a condition's reason
 # Conditions that Ready needs. AdaptersLoaded, ScalingReady, UpToDate, Protected and SettingsConsistent are not among

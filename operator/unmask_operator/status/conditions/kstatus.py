@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from unmask_operator.objects import KIND
+from unmask_operator.objects import KIND, number
 from unmask_operator.status.condition import Condition, false, true
 from unmask_operator.status.pods import pod_status
-from unmask_operator.status.status_input import StatusInput, number
+from unmask_operator.status.status_input import StatusInput
 
 TYPE = "Stalled"
 DEADLINE = "ProgressDeadlineExceeded"

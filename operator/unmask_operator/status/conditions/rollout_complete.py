@@ -1,9 +1,10 @@
 """RolloutComplete: all pods are of the newest template, and all were Ready at least once."""
 
+from unmask_operator.objects import number, section
 from unmask_operator.status.condition import Condition, false, true
 from unmask_operator.status.conditions import scheduled
 from unmask_operator.status.pods import pod_status, readiness
-from unmask_operator.status.status_input import StatusInput, number, section
+from unmask_operator.status.status_input import StatusInput
 
 
 def evaluate(inputs: StatusInput) -> Condition | None:

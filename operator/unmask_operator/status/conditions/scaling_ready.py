@@ -3,12 +3,13 @@
 The condition is present with `spec.autoscaling`, and while further replicas of a serving resource cannot be created.
 """
 
-from unmask_operator.objects import controller_uid
+from unmask_operator.objects import section
 from unmask_operator.plan.scalers import other_scaler
+from unmask_operator.render.labels import engine_name
 from unmask_operator.status.condition import Condition, false, true, unknown
 from unmask_operator.status.conditions import scheduled
 from unmask_operator.status.pods.pod_status import condition
-from unmask_operator.status.status_input import StatusInput, section
+from unmask_operator.status.status_input import StatusInput
 
 TYPE = "ScalingReady"
 
@@ -61,10 +62,8 @@ def _previous_condition(inputs: StatusInput) -> Condition | None:
 
 
 def _hpa(inputs: StatusInput) -> Condition:
-    uid = inputs.observed.resource["metadata"]["uid"]
-    children = inputs.observed.children.items()
-    hpa = next((o for ref, o in children if ref.kind == "HorizontalPodAutoscaler" and controller_uid(o) == uid), None)
-    if hpa is None:
+    hpa = inputs.observed.own("autoscaling/v2", "HorizontalPodAutoscaler", engine_name(inputs.observed.name))
+    if not hpa:
         return unknown("Waiting", "the HorizontalPodAutoscaler does not exist yet")
     conditions = {c["type"]: c for c in section(hpa, "status").get("conditions") or ()}
     for kind in ("AbleToScale", "ScalingActive"):

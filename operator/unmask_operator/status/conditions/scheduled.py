@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 
-from unmask_operator.objects import Obj
+from unmask_operator.objects import Obj, section
 from unmask_operator.status.condition import Condition, false, true
 from unmask_operator.status.pods import pod_status
 from unmask_operator.status.pods.event_messages import ONE_AT_A_TIME
 from unmask_operator.status.scheduling import gpus
 from unmask_operator.status.scheduling.scheduler_message import explain, has_fix, parse_reasons
-from unmask_operator.status.status_input import StatusInput, section
+from unmask_operator.status.status_input import StatusInput
 
 UNSEEN_SECONDS = 30.0  # a scheduler handles a pod within seconds
 DEFAULT_SCHEDULER = "default-scheduler"

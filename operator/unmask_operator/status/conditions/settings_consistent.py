@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from runtime.config import BY_DEST
 from unmask_operator.api import Spec, SpecError, parse
-from unmask_operator.objects import RESTARTED_AT, Obj, quantity
-from unmask_operator.render.labels import MAIN
+from unmask_operator.objects import RESTARTED_AT, Obj, number, quantity, section
+from unmask_operator.render.labels import MAIN, all_containers, main_container
 from unmask_operator.render.pod import END_SECONDS, GRACE, pre_stop_seconds
 from unmask_operator.status.admission import planned_template
 from unmask_operator.status.condition import Condition, false
-from unmask_operator.status.status_input import StatusInput, number, section
+from unmask_operator.status.status_input import StatusInput
 
 TYPE = "SettingsConsistent"
 _GPU = re.compile(r"(nvidia\.com/(gpu|gpu\.shared|mig-.+)|gpu\.intel\.com/(i915|xe)|[^/]+/gpu)$")
@@ -54,7 +54,7 @@ def contradictions(spec: Spec, pod: Obj) -> Iterator[Contradiction]:
     yield from _targets(spec)
     if not pod:
         return
-    main: Obj = next((c for c in pod.get("containers") or () if c.get("name") == MAIN), {})
+    main = main_container(pod)
     yield from _gpus(spec, main)
     yield from _memory(spec, main, section(section(pod, "resources"), "limits"))
     yield from _grace_period(spec, pod, main)
@@ -240,8 +240,7 @@ def _budget(probe: Obj) -> int:
 
 
 def _host_ports(spec: Spec, pod: Obj) -> Iterator[Contradiction]:
-    containers = [*(pod.get("containers") or ()), *(pod.get("initContainers") or ())]
-    has_port = any(port.get("hostPort") for container in containers for port in container.get("ports") or ())
+    has_port = any(port.get("hostPort") for one in all_containers(pod) for port in one.get("ports") or ())
     if not has_port and pod.get("hostNetwork") is not True:
         return
     if _amount(spec.rollout_strategy.max_unavailable, 100) == 0:

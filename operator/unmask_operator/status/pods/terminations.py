@@ -2,11 +2,10 @@
 
 import re
 import signal
-from collections.abc import Iterator
 
 from unmask_operator.objects import Obj
 from unmask_operator.render.ca_bundle import INIT_CONTAINER
-from unmask_operator.render.labels import MAIN
+from unmask_operator.render.labels import MAIN, all_containers
 from unmask_operator.status.condition import Condition, false
 
 POD_SPEC = "spec.podTemplate.spec"  # the field of the resource that overrides the pod
@@ -64,7 +63,7 @@ def failed(pod: Obj) -> Condition:
 
 def _out_of_memory(pod: Obj, name: str) -> str:
     path = _resources_path(pod, name)
-    found = next((c for c in _containers(pod) if c["name"] == name), None)
+    found = next((c for c in all_containers(_spec(pod)) if c["name"] == name), None)
     if found is None or _memory_limit(found):
         return f"container {name} was killed for using more memory than its limit; raise {path}.limits.memory"
     if _memory_limit(_spec(pod)):
@@ -100,12 +99,6 @@ def _fix_eviction(pod: Obj, message: str) -> str | None:
 def _resources_path(pod: Obj, name: str) -> str:
     """Returns the field with a container's resources. The operator's init container has those of the engine."""
     return "spec.resources" if name in (MAIN, INIT_CONTAINER) else f"{container_path(pod, name)}.resources"
-
-
-def _containers(pod: Obj) -> Iterator[Obj]:
-    spec = _spec(pod)
-    yield from spec.get("containers") or ()
-    yield from spec.get("initContainers") or ()
 
 
 def _memory_limit(obj: Obj) -> object:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unmask_operator.api.placement import DEFAULT_GPU
-from unmask_operator.objects import Obj, quantity
+from unmask_operator.objects import Obj, quantity, section
 from unmask_operator.status.condition import Condition, false
 from unmask_operator.status.scheduling.node_fit import ExcludedNode, split_nodes
 from unmask_operator.status.scheduling.scheduler_message import SchedulerReason, explain, parse_reasons
-from unmask_operator.status.status_input import StatusInput, section
+from unmask_operator.status.status_input import StatusInput
 
 REPLACE_HINT = "set maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy"
 HINT = f"free a GPU or {REPLACE_HINT}"
@@ -117,8 +117,7 @@ def _other_causes(
         if capacity.excluded_gpus:
             return false("Unschedulable", f"{start}{none} ({sentence})")
         return false(
-            "InsufficientGPU",
-            f"{start}{none}: add a node with GPUs, or install their device plugin ({sentence})",
+            "InsufficientGPU", f"{start}{none}: add a node with GPUs, or install their device plugin ({sentence})"
         )
     counted = f"{start}a pod needs {need} {resource} and the largest node that it may run on has {largest}"
     if need > largest:
@@ -169,9 +168,7 @@ def _capacity(inputs: StatusInput, pod: Obj, resource: str, *, ignore_state: boo
     allowed, excluded = split_nodes(pod, inputs.observed.nodes, ignore_state=ignore_state)
     counted = [(node, _allocatable(node.node, resource)) for node in sorted(excluded, key=lambda node: node.name)]
     return _Capacity(
-        [_allocatable(node, resource) for node in allowed],
-        excluded,
-        [(node, gpus) for node, gpus in counted if gpus],
+        [_allocatable(node, resource) for node in allowed], excluded, [(node, gpus) for node, gpus in counted if gpus]
     )
 
 

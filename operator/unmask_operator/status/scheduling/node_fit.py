@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unmask_operator.objects import Obj
-from unmask_operator.status.status_input import section
+from unmask_operator.objects import Obj, section
 
 CORDON_TAINT = "node.kubernetes.io/unschedulable"
 NOT_READY_TAINT = "node.kubernetes.io/not-ready"

@@ -177,10 +177,7 @@ _FIXES: Sequence[tuple[str, str]] = (
         "the volume of a PersistentVolumeClaim is in a zone or on a node that the pod may not use; use a claim in a "
         f"zone of the pod's nodes, or correct {POD_SPEC}.nodeSelector",
     ),
-    (
-        "available persistent volumes to bind",
-        "no PersistentVolume fits the claim; kubectl describe pvc says why",
-    ),
+    ("available persistent volumes to bind", "no PersistentVolume fits the claim; kubectl describe pvc says why"),
     ("non-existent pv", "the PersistentVolume of a claim does not exist; create the claim again"),
     ("enough free storage", "the storage of the claim's class is full; use another storage class or free some"),
     ("max volume count|no available disk", "the node has its maximum number of volumes; remove pods or add a node"),
