@@ -10,9 +10,8 @@ from typing import Any
 import kopf
 
 from unmask_operator.controller.event_handler import EventHandler
-from unmask_operator.kube.kinds import KINDS_BY_RESOURCE
+from unmask_operator.kube.kinds import CACHED, KINDS_BY_RESOURCE, OPTIONAL
 from unmask_operator.kube.watch_login import WatchLogin
-from unmask_operator.objects import GROUP, PLURAL, VERSION
 from unmask_operator.settings import Settings, configure_kopf
 
 LOGIN_RETRY_SECONDS = 5.0
@@ -37,18 +36,11 @@ def make_registry(events: EventHandler, login: WatchLogin, own: Settings) -> kop
         server, session = await login.open()
         return kopf.AiohttpSession(server=server, aiohttp_session=session)
 
-    @kopf.on.event(group=GROUP, version=VERSION, plural=PLURAL, registry=registry)
-    @kopf.on.event(group="", version="v1", plural="pods", registry=registry)
-    @kopf.on.event(group="", version="v1", plural="services", registry=registry)
-    @kopf.on.event(group="", version="v1", plural="serviceaccounts", registry=registry)
-    @kopf.on.event(group="", version="v1", plural="configmaps", registry=registry)
-    @kopf.on.event(group="apps", version="v1", plural="deployments", registry=registry)
-    @kopf.on.event(group="apps", version="v1", plural="controllerrevisions", registry=registry)
-    @kopf.on.event(group="autoscaling", version="v2", plural="horizontalpodautoscalers", registry=registry)
-    @kopf.on.event(group="networking.k8s.io", version="v1", plural="networkpolicies", registry=registry)
-    @kopf.on.event(group="policy", version="v1", plural="poddisruptionbudgets", registry=registry)
     async def observe(event: kopf.RawEvent, resource: kopf.Resource, **_: Any) -> None:
         kind = KINDS_BY_RESOURCE[resource.group, resource.version, resource.plural]
         events.on_event(kind, event["type"], dict(event["object"]))
 
+    for kind in CACHED:
+        if kind not in OPTIONAL:
+            kopf.on.event(*kind.resource, registry=registry)(observe)
     return registry

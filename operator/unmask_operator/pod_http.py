@@ -4,7 +4,6 @@ Pods are not trusted: their image is the user's choice, and any pod may carry th
 few milliseconds of the operator's event loop, and no pod may delay requests to the pods of other services.
 """
 
-import asyncio
 import socket
 from collections.abc import Collection
 from typing import Any
@@ -17,8 +16,9 @@ LARGEST_BODY = 256 << 10  # bytes; the runtime's largest answers have a tenth of
 MAX_CHUNKS = 512  # of a body with chunked transfer coding; the parser needs as long for one as for 1 KiB of body
 RECEIVE_BUFFER = 8 << 10  # bytes; limits the input of the parser per callback of the event loop
 TIMEOUT_SECONDS = 2.0  # per request
-PODS_AT_ONCE = 32  # concurrent, of all services
-PODS_PER_SERVICE = 8  # concurrent; slow pods of one service delay those of others little
+# Limits of concurrent requests: of all services, and per service, so that slow pods delay those of others little.
+PODS_AT_ONCE = 32
+PODS_PER_SERVICE = 8
 
 HEADERS = {
     "Connection": "close",  # the poll interval is as long as a server's keep-alive timeout
@@ -96,35 +96,3 @@ async def _read(content: aiohttp.StreamReader, path: str) -> str:
         if chunks > MAX_CHUNKS:
             raise PodRequestError(f"{path} has more than {MAX_CHUNKS} chunks")
     return body.decode(errors="replace")
-
-
-class PodSlots:
-    """Limits concurrent requests in total and per service."""
-
-    def __init__(self, total: int = PODS_AT_ONCE, per_service: int = PODS_PER_SERVICE) -> None:
-        self._total = asyncio.Semaphore(total)
-        self._per_service = per_service
-
-    def of_service(self) -> "ServiceSlots":
-        """Returns the limit for one pass over one service's pods."""
-        return ServiceSlots(self._total, asyncio.Semaphore(self._per_service))
-
-
-class ServiceSlots:
-    """An asynchronous context manager that holds one slot of the service and one of the total."""
-
-    def __init__(self, total: asyncio.Semaphore, own: asyncio.Semaphore) -> None:
-        self._total = total
-        self._own = own
-
-    async def __aenter__(self) -> None:
-        await self._own.acquire()
-        try:
-            await self._total.acquire()
-        except BaseException:
-            self._own.release()
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        self._total.release()
-        self._own.release()

@@ -1,14 +1,12 @@
-"""Tests that answers of pods are bounded, and that pods of one service do not delay those of another."""
+"""Tests that answers of pods are bounded."""
 
 import asyncio
 import contextlib
-from collections import Counter
-from typing import Any
 
 import pytest
 
 from tests.wait import TIMEOUT
-from unmask_operator.pod_http import LARGEST_BODY, MAX_CHUNKS, PodRequestError, PodSlots, get_text, pod_session
+from unmask_operator.pod_http import LARGEST_BODY, MAX_CHUNKS, PodRequestError, get_text, pod_session
 
 
 def get(answer: bytes, timeout: float = TIMEOUT, then: str = "close") -> str:
@@ -83,41 +81,3 @@ def test_reading_a_body_without_end_stops_at_the_limit() -> None:
 def test_an_answer_that_never_ends_fails_at_the_limit(answer: bytes) -> None:
     with pytest.raises(PodRequestError, match=r"took longer than 0\.05 s"):
         get(answer, 0.05, then="wait")
-
-
-def test_slots_are_limited_per_service_and_in_all() -> None:
-    """Each holder waits until no other holder can enter."""
-    slots, held, peaks = PodSlots(total=5, per_service=3), Counter[str](), Counter[str]()
-
-    async def hold(service: str, limit: Any, full: asyncio.Event) -> None:
-        async with limit:
-            held[service] += 1
-            peaks[service] = max(peaks[service], held[service])
-            peaks["both"] = max(peaks["both"], held.total())
-            if held.total() == 5:
-                full.set()
-            await full.wait()
-            held[service] -= 1
-
-    async def go() -> None:
-        limits, full = {"a": slots.of_service(), "b": slots.of_service()}, asyncio.Event()
-        await asyncio.gather(*(hold(service, limit, full) for service, limit in limits.items() for _ in range(9)))
-
-    asyncio.run(go())
-    assert (peaks["a"], peaks["both"]) == (3, 5)
-    assert 2 <= peaks["b"] <= 3
-
-
-def test_a_cancelled_wait_for_a_slot_occupies_none() -> None:
-    async def go() -> None:
-        slots = PodSlots(total=1, per_service=1)
-        one, other = slots.of_service(), slots.of_service()
-        async with one:
-            waiting = asyncio.create_task(other.__aenter__())
-            await asyncio.sleep(0)
-            waiting.cancel()
-            await asyncio.wait((waiting,))
-        async with asyncio.timeout(TIMEOUT), other:
-            pass
-
-    asyncio.run(go())

@@ -23,7 +23,7 @@ import psutil
 from unmask_operator.autoscaler.scrape import scrape
 from unmask_operator.controller.pod_progress import PodProgress
 from unmask_operator.objects import Key
-from unmask_operator.pod_http import TIMEOUT_SECONDS, PodSlots, pod_session
+from unmask_operator.pod_http import TIMEOUT_SECONDS, pod_session
 
 PODS = 100
 STALL_SECONDS = 0.1
@@ -117,7 +117,7 @@ async def _read(kind: str, port: int, timeout: float) -> int:
     async with pod_session() as session:
         if "metrics" in kind:
             addresses = {f"pod-{number}": "127.0.0.1" for number in range(PODS)}
-            readings, _ = await scrape(session, addresses, TARGETS, port, timeout, PodSlots())
+            readings, _ = await scrape(session, addresses, TARGETS, port, timeout)
             return len(readings)
         status = {"phase": "Running", "podIP": "127.0.0.1", "conditions": []}
         found = [

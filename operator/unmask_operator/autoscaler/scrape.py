@@ -7,7 +7,7 @@ import aiohttp
 
 from unmask_operator.api.autoscaling import EXTRA_GAUGES, GAUGES
 from unmask_operator.autoscaler.history import Reading
-from unmask_operator.pod_http import TIMEOUT_SECONDS, PodRequestError, PodSlots, get_text
+from unmask_operator.pod_http import PODS_AT_ONCE, PODS_PER_SERVICE, TIMEOUT_SECONDS, PodRequestError, get_text
 from unmask_operator.render.labels import PORT
 
 LONGEST_VALUE = 64  # characters of a gauge's value
@@ -63,7 +63,7 @@ async def scrape(
     targets: Collection[str],
     port: int = PORT,
     timeout: float = TIMEOUT_SECONDS,
-    slots: PodSlots | None = None,
+    slots: asyncio.Semaphore | None = None,
 ) -> tuple[dict[str, Reading], dict[str, str]]:
     """Scrapes the pods of one resource.
 
@@ -73,18 +73,18 @@ async def scrape(
         targets: The targets whose gauges are required.
         port: The pods' port.
         timeout: Seconds per pod, without the wait for a slot.
-        slots: Concurrency limit of all resources; None for a separate limit.
+        slots: Limits the requests of all resources; None for a separate limit.
 
     Returns:
         Metrics by pod, and error messages by pod.
     """
     readings: dict[str, Reading] = {}
     failures: dict[str, str] = {}
-    service_slots = (slots or PodSlots()).of_service()
+    slots, own = slots or asyncio.Semaphore(PODS_AT_ONCE), asyncio.Semaphore(PODS_PER_SERVICE)
 
     async def read_pod(pod: str, address: str) -> None:
         try:
-            async with service_slots:
+            async with own, slots:
                 readings[pod] = parse(await get_text(session, address, "/metrics", port, timeout), targets)
         except PodRequestError as error:
             failures[pod] = str(error)

@@ -23,7 +23,7 @@ from unmask_operator.kube.kinds import DLMS
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key, Obj, Ref
 from unmask_operator.plan.observed import Observed
-from unmask_operator.pod_http import PodSlots, pod_session
+from unmask_operator.pod_http import PODS_AT_ONCE, pod_session
 from unmask_operator.render.adapters import listed
 from unmask_operator.settings import Backoffs, Settings
 
@@ -53,7 +53,7 @@ class Manager:
         self._resync = Resync(client, cache, self._events, settings, metrics)
         self.synced = self._resync.synced  # reconciles start afterwards
         self._nodes = Nodes(client, settings.read_nodes, queue.add)
-        self._slots = PodSlots()
+        self._slots = asyncio.Semaphore(PODS_AT_ONCE)
         self._cold_starts = ColdStarts(
             metrics.cold_starts.observe,
             lambda phase, seconds: metrics.cold_start_phases.labels(phase).observe(seconds),

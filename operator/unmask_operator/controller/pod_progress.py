@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ import aiohttp
 
 from unmask_operator.objects import Key, Obj
 from unmask_operator.plan.observed import Adapter, Load
-from unmask_operator.pod_http import PodSlots, ServiceSlots, get_text
+from unmask_operator.pod_http import PODS_AT_ONCE, PODS_PER_SERVICE, get_text
 from unmask_operator.render.adapters import follows
 from unmask_operator.render.labels import PORT
 from unmask_operator.render.model_revision import COMMIT, key_of
@@ -48,7 +49,8 @@ class PodProgress:
     expected_adapters: Callable[[Key], Mapping[str, str]]  # URIs by name
     port: int = PORT
     clock: Callable[[], float] = time.monotonic
-    slots: PodSlots = field(default_factory=PodSlots)  # shared with the autoscaler
+    # Limits the requests of all resources, together with the autoscaler's.
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PODS_AT_ONCE))
     phase_reported: Callable[[Key, str, str], None] = lambda key, uid, phase: None  # called per report of a loading pod
 
     def __post_init__(self) -> None:
@@ -68,7 +70,7 @@ class PodProgress:
 
         A pod that does not answer keeps its last report. No request goes to the API server.
         """
-        slots, limits = self.slots, dict[Key, ServiceSlots]()
+        limits: dict[Key, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PODS_PER_SERVICE))
         end = asyncio.get_running_loop().time() + max(POLL_SECONDS, TIMEOUT_SECONDS)
         before, due = self._due, dict[tuple[str, bool, int], tuple[float, float]]()
 
@@ -79,7 +81,7 @@ class PodProgress:
                 due[mark] = before[mark]
                 return None
             try:
-                async with asyncio.timeout_at(end), limits.setdefault(key, slots.of_service()):
+                async with asyncio.timeout_at(end), limits[key], self.slots:
                     report = await startup(session, pod["status"]["podIP"], self.port, expected, self._parsing)
             except TimeoutError:  # other pods of the service were slow
                 return None

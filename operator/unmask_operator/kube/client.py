@@ -247,9 +247,9 @@ class Client:
         already added its entry (see `replace`), the first one is removed.
         """
         entries = live["metadata"].get("managedFields", ())
-        applied = any(is_applied_entry(entry) for entry in entries)
+        applied = any(_is_own_entry(entry, "Apply") for entry in entries)
         for i, entry in enumerate(entries):
-            if is_created_entry(entry):
+            if _is_own_entry(entry, "Update"):
                 at = f"/metadata/managedFields/{i}"
                 change = {"op": "remove", "path": at}
                 if not applied:
@@ -336,17 +336,8 @@ class Client:
         return await self.request("PUT", path, body=lease, timeout=timeout)
 
 
-def is_created_entry(entry: Mapping[str, Any]) -> bool:
-    """Returns whether a managedFields entry was made by the operator's POST."""
-    return _is_own_entry(entry, "Update")
-
-
-def is_applied_entry(entry: Mapping[str, Any]) -> bool:
-    """Returns whether a managedFields entry was made by the operator's server-side apply."""
-    return _is_own_entry(entry, "Apply")
-
-
 def _is_own_entry(entry: Mapping[str, Any], operation: str) -> bool:
+    """Returns whether a managedFields entry is of the operator's POST (Update) or server-side apply (Apply)."""
     made_by = (entry.get("manager"), entry.get("operation"))
     return made_by == (FIELD_MANAGER, operation) and not entry.get("subresource")
 

@@ -6,25 +6,12 @@ from dataclasses import dataclass
 from unmask_operator.objects import Obj
 
 # Reasons of normal operation: a condition that is False for one of them causes no Warning.
-EXPECTED_REASONS = {
-    "Pending",
-    "Starting",
-    "Loading",
-    "Progressing",
-    "NoReadyPods",
-    "Waiting",
-    "NoReplicas",
-    "NotAccepted",
-}
+EXPECTED_REASONS = frozenset(
+    ["Pending", "Starting", "Loading", "Progressing", "NoReadyPods", "Waiting", "NoReplicas", "NotAccepted"]
+)
 # Reasons of the Events for conditions that become True, by condition type.
-EVENT_REASONS = {
-    "Accepted": "Accepted",
-    "ModelLoaded": "ModelLoaded",
-    "RolloutComplete": "RolloutComplete",
-    "AdaptersLoaded": "AdaptersLoaded",
-    "ScalingReady": "ScalingActive",
-    "Ready": "Ready",
-}
+_NAMED_LIKE_THE_CONDITION = ("Accepted", "ModelLoaded", "RolloutComplete", "AdaptersLoaded", "Ready")
+EVENT_REASONS = {**{kind: kind for kind in _NAMED_LIKE_THE_CONDITION}, "ScalingReady": "ScalingActive"}
 # Reasons of conditions that are False by intent, and the only condition whose Event reports each.
 INTENDED_REASONS = {
     "Suspended": "Ready",

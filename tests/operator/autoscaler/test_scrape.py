@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections import Counter
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.wait import TIMEOUT
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES
 from unmask_operator.autoscaler.history import Reading
 from unmask_operator.autoscaler.scrape import ScrapeError, parse, scrape
-from unmask_operator.pod_http import PODS_PER_SERVICE, PodSlots
+from unmask_operator.pod_http import PODS_AT_ONCE, PODS_PER_SERVICE
 
 LOADS = {"queuedRequestsPerReplica": 3, "runningRequestsPerReplica": 12, "kvCacheUtilizationPercent": 25}
 TEXT = """# HELP unmask_requests_waiting Requests that wait for room in an engine.
@@ -119,19 +118,23 @@ def test_the_timeout_is_per_pod_also_beyond_the_concurrency_limit() -> None:
     assert scrape_pods({"127.0.0.1": never}, pods, 0.2) == ({}, dict.fromkeys(pods, "/metrics took longer than 0.2 s"))
 
 
-def test_every_scrape_takes_a_slot_of_the_service() -> None:
-    held: Counter[str] = Counter()
+@pytest.mark.parametrize(
+    ("slots", "peak"), [(PODS_AT_ONCE, PODS_PER_SERVICE), (3, 3)], ids=["of the service", "in all"]
+)
+def test_requests_at_once_are_limited(slots: int, peak: int) -> None:
+    """Each request is held until as many as the limit allows have arrived."""
+    held: list[int] = []
+    full = asyncio.Event()
 
-    class Slots(PodSlots):
-        def of_service(self) -> Any:
-            held["services"] += 1
-            return self
+    async def hold(request: web.Request) -> web.Response:
+        held.append(held[-1] + 1 if held else 1)
+        if held[-1] == peak:
+            full.set()
+        await full.wait()
+        await asyncio.sleep(0.01)  # another request would arrive
+        held.append(held[-1] - 1)
+        return web.Response(text=TEXT)
 
-        async def __aenter__(self) -> None:
-            held["pods"] += 1
-
-        async def __aexit__(self, *_: object) -> None:
-            held["released"] += 1
-
-    scrape_pods({"127.0.0.1": answer(TEXT)}, {f"p{n}": "127.0.0.1" for n in range(3)}, slots=Slots())
-    assert held == {"services": 1, "pods": 3, "released": 3}
+    pods = {f"p{n}": "127.0.0.1" for n in range(PODS_PER_SERVICE + 4)}
+    readings, _ = scrape_pods({"127.0.0.1": hold}, pods, slots=asyncio.Semaphore(slots))
+    assert (len(readings), max(held)) == (len(pods), peak)

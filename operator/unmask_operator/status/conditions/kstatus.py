@@ -5,9 +5,7 @@ timeout, unless Stalled is True. So Stalled means that the resource does not cha
 condition is present only while it is True, which is the convention of kstatus.
 """
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
 from unmask_operator.objects import KIND, number
 from unmask_operator.status.condition import Condition, false, true
@@ -56,13 +54,7 @@ def _refused_for_long(inputs: StatusInput) -> bool:
 
 def _has_earlier_children(inputs: StatusInput) -> bool:
     """Returns whether a child of an earlier resource of this name exists, which the garbage collector deletes."""
-    meta = inputs.observed.resource["metadata"]
-
-    def is_of_earlier(owner: Mapping[str, Any]) -> bool:
-        same_name = (owner.get("kind"), owner.get("name")) == (KIND, meta["name"])
-        return same_name and owner.get("uid") != meta["uid"]
-
-    owners = (
-        owner for child in inputs.observed.children.values() for owner in child["metadata"].get("ownerReferences") or ()
-    )
-    return any(map(is_of_earlier, owners))
+    observed, children = inputs.observed, inputs.observed.children.values()
+    owners = (owner for child in children for owner in child["metadata"].get("ownerReferences") or ())
+    same_name = (owner for owner in owners if (owner.get("kind"), owner.get("name")) == (KIND, observed.name))
+    return any(owner.get("uid") != observed.uid for owner in same_name)

@@ -55,10 +55,7 @@ def shortage(inputs: StatusInput, pod: Obj, sentence: str) -> Condition | None:
     if capacity and not others and capacity.largest == 0:
         # No node excluded the pod in the scheduler's last attempt, which precedes the current state of the nodes.
         capacity = _capacity(inputs, pod, resource, ignore_state=True)
-    causes = _relevant(others, capacity)
-    if not causes and not (capacity and capacity.excluded_gpus):
-        return false("InsufficientGPU", _gpus_alone(inputs, pod, resource, capacity, sentence))
-    return _other_causes(inputs, pod, short[0], causes, capacity, sentence)
+    return _explain(inputs, pod, short[0], _relevant(others, capacity), capacity, sentence)
 
 
 def relevant_excluded_nodes(inputs: StatusInput, pod: Obj) -> Sequence[ExcludedNode]:
@@ -73,27 +70,7 @@ def gpu_resource(inputs: StatusInput) -> str | None:
     return str(gpu.get("resourceName") or DEFAULT_GPU) if isinstance(gpu, dict) else None
 
 
-def _gpus_alone(inputs: StatusInput, pod: Obj, resource: str, capacity: _Capacity | None, sentence: str) -> str:
-    """Returns the message if only GPUs are missing."""
-    hint, need = _rollout_hint(inputs), _needed(pod, resource)
-    if capacity is None:
-        return f"a pod needs {need} {resource}{hint} ({sentence})"
-    largest = capacity.largest
-    if largest == 0:
-        return (
-            f"a pod needs {need} {resource} and no node that it may run on has any: add a node with GPUs, or "
-            f"install their device plugin ({sentence})"
-        )
-    if need > largest:
-        return (
-            f"a pod needs {need} {resource} and the largest node has {largest}: it never fits; lower "
-            f"spec.parallelism or add a larger node ({sentence})"
-        )
-    free = hint or "; they are busy now: free some or add a node"
-    return f"a pod needs {need} {resource} and the largest node has {largest}, not all free{free} ({sentence})"
-
-
-def _other_causes(
+def _explain(
     inputs: StatusInput,
     pod: Obj,
     short: SchedulerReason,
@@ -101,16 +78,18 @@ def _other_causes(
     capacity: _Capacity | None,
     sentence: str,
 ) -> Condition:
-    """Returns the condition if GPUs are missing and nodes are excluded or lack other resources."""
+    """Returns the condition for missing GPUs, with the nodes that are excluded or lack other resources."""
     resource = short.text.removeprefix("Insufficient ")
     hint, need = _rollout_hint(inputs), _needed(pod, resource)
+    alone = not causes and not (capacity and capacity.excluded_gpus)
     if capacity and not causes and need > capacity.largest:
         causes = list(dict.fromkeys(SchedulerReason(None, node.scheduler_text) for node, _ in capacity.excluded_gpus))
     start = (
         f"{explain(causes, has_gpu=True, excluded=capacity.relevant_excluded if capacity else ())}; " if causes else ""
     )
     if capacity is None:
-        return false("Unschedulable", f"{start}a pod needs {need} {resource}{hint} ({sentence})")
+        reason = "InsufficientGPU" if alone else "Unschedulable"
+        return false(reason, f"{start}a pod needs {need} {resource}{hint} ({sentence})")
     excluded, largest = capacity.excluded_clause(resource), capacity.largest
     if largest == 0:
         none = f"a pod needs {need} {resource} and no node that it may run on has any{excluded}"
@@ -119,7 +98,8 @@ def _other_causes(
         return false(
             "InsufficientGPU", f"{start}{none}: add a node with GPUs, or install their device plugin ({sentence})"
         )
-    counted = f"{start}a pod needs {need} {resource} and the largest node that it may run on has {largest}"
+    allowed = "" if alone else " that it may run on"
+    counted = f"{start}a pod needs {need} {resource} and the largest node{allowed} has {largest}"
     if need > largest:
         fix = "it never fits; lower spec.parallelism or add a larger node"
         return false("InsufficientGPU", f"{counted}: {fix}{excluded} ({sentence})")
