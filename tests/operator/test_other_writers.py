@@ -1,11 +1,13 @@
 """Tests that two releases that watch the same services stop to undo each other's status, and say so."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from tests.operator.fake_api import KEY
-from tests.operator.samples import resource
+from tests.operator.samples import make, resource, running
 from unmask_operator.controller.other_writers import LONGEST_PAUSE, RECENT, OtherOperators
 from unmask_operator.objects import Obj
+from unmask_operator.status import status
 
 OURS, THEIRS = "unmask-operator/a/unmask", "unmask-operator/b/unmask"
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -24,8 +26,8 @@ def written(**seconds: float) -> Obj:
 
 def test_writes_by_turns_are_a_contest_and_a_single_one_is_none():
     operators = OtherOperators(OURS)
-    for status in (written(), written(ours=9), written(theirs=9), written(ours=9, theirs=8)):
-        assert operators.observe(KEY, status, START + timedelta(seconds=10)) == ""
+    for one in (written(), written(ours=9), written(theirs=9), written(ours=9, theirs=8)):
+        assert operators.observe(KEY, one, START + timedelta(seconds=10)) == ""
     assert operators.observe(KEY, written(ours=9, earlier=9), START + timedelta(seconds=10)) == "", "before an upgrade"
     handed_over = written(ours=-100, theirs=9)
     assert operators.observe(KEY, handed_over, START + timedelta(seconds=10)) == "", "labels selected another release"
@@ -47,3 +49,16 @@ def test_the_pause_of_a_contest_doubles_and_its_end_is_noticed():
     second = (now - START).total_seconds()
     assert operators.observe(KEY, written(ours=second, theirs=second), now) == THEIRS
     assert operators.next_check(KEY, now) == 60, "a later contest begins with a short pause"
+
+
+def test_what_others_do_to_the_resource_is_named() -> None:
+    observed = running()
+    metadata = {**observed.resource["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["x/hold"]}
+    deleted = replace(observed, resource={**observed.resource, "metadata": metadata})
+    for changed, kind, reason, name in (
+        (replace(observed, operators=("a/one", "b/two")), "Accepted", "TwoOperators", "releases a/one and b/two"),
+        (deleted, "Ready", "Deleting", "finalizers x/hold"),
+    ):
+        found = next(c for c in status(changed, make(changed))["conditions"] if c["type"] == kind)
+        assert found["reason"] == reason
+        assert name in found["message"]

@@ -1,9 +1,10 @@
 """The status, reason and message of a condition."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unmask_operator.status.limits import valid_reason, valid_text
+from unmask_operator.status.messages import MESSAGES
 
 LONGEST_MESSAGE = 1024  # characters; messages of other components may be long
 NAMED = 4  # maximum number of fields, adapters or changes of pods in a message
@@ -17,19 +18,19 @@ class Condition:
     message: str  # for users; if the status is False it has the fix, where one is known
 
 
-def true(reason: str, message: str = "") -> Condition:
-    """Returns a condition that is True."""
-    return _condition("True", reason, message)
+def true(reason: str, message: str | None = None, **values: object) -> Condition:
+    """Returns a condition that is True. Without a message it has that of `MESSAGES`, with `values`."""
+    return _condition("True", reason, MESSAGES[reason].format(**values) if message is None else message)
 
 
-def false(reason: str, message: str) -> Condition:
+def false(reason: str, message: str | None = None, **values: object) -> Condition:
     """Returns a condition that is False, with the message on one line and cut to `LONGEST_MESSAGE`."""
-    return _condition("False", reason, sentence(message))
+    return _condition("False", reason, sentence(MESSAGES[reason].format(**values) if message is None else message))
 
 
-def unknown(reason: str, message: str) -> Condition:
-    """Returns a condition that is Unknown, with the message on one line and cut to `LONGEST_MESSAGE`."""
-    return _condition("Unknown", reason, sentence(message))
+def unknown(reason: str, message: str | None = None, **values: object) -> Condition:
+    """Returns a condition that is Unknown, with a message as `false` has it."""
+    return replace(false(reason, message, **values), status="Unknown")
 
 
 def sentence(text: str) -> str:

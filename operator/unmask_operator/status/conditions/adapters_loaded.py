@@ -39,7 +39,7 @@ def evaluate(inputs: StatusInput) -> Condition | None:
         return None
     if failed := [entry for entry in every if entry["failed"]]:
         failures = [f"{one['name']} in {one['failed']} of {one['total']} pods: {one['message']}" for one in failed]
-        return false("AdapterFailed", f"cannot be served: {few(failures, '; ')}")
+        return false("AdapterFailed", adapters=few(failures, "; "))
     if pending := [entry["name"] for entry in every if not entry["total"] or entry["ready"] < entry["total"]]:
         return false("Loading", f"not loaded in every pod yet; pods get a change within 90 s: {few(pending)}")
     return true("Loaded", f"every pod serves all {len(every)} adapters")

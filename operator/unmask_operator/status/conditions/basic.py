@@ -18,11 +18,7 @@ NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available"
 def accepted(inputs: StatusInput) -> Condition:
     """Evaluates Accepted: the spec is valid, and the API server accepted all children."""
     if operators := inputs.observed.operators:
-        return unknown(
-            TWO_OPERATORS,
-            f"the releases {' and '.join(operators)} of the operator manage this resource and undo each other's "
-            "changes: set watchNamespaces or watchSelector so that only one of them does",
-        )
+        return unknown(TWO_OPERATORS, releases=" and ".join(operators))
     refusals, failures = sorted(inputs.observed.refusals.items()), sorted(inputs.observed.failures.items())
     refused = "; ".join(f"{ref.kind} {ref.name} was refused: {reason}" for ref, reason in refusals)
     failed = "; ".join(f"{ref.kind} {ref.name}: {reason}" for ref, reason in failures)
@@ -50,11 +46,11 @@ def model_loaded(inputs: StatusInput) -> Condition | None:
         return inputs.trouble
     started = [pod_status.is_started(pod) for pod in inputs.pods]
     if any(started) and (all(started) or inputs.rolled_out):
-        return true("Loaded", "the model is loaded")
+        return true("Loaded")
     if load := inputs.slowest_load:
         return false("Loading", f"the model is being loaded: {load.phase}, {load.percent:.0f} %")
     if any(pod_status.runs(pod) and not pod_status.is_started(pod) for pod in inputs.pods):
-        return false("Starting", "the engine's process has started and its start-up probe has not passed yet")
+        return false("Starting")
     initializing = next(filter(None, map(pod_status.initializing, inputs.pods)), None)
     return false("Pending", f"the engine has not started yet{f': {initializing}' if initializing else ''}")
 
@@ -68,11 +64,7 @@ def up_to_date(inputs: StatusInput) -> Condition | None:
     if rollout and inputs.paused and not has_newest:
         return false("DeploymentPaused", f"the pods are not of the newest template: {inputs.paused}")
     if not inputs.plan.up_to_date:
-        return false(
-            "OperatorUpgraded",
-            "this operator renders another pod template and does not change the running pods; the next edit of the "
-            f"pods, or a new value of the annotation {RESTARTED_AT}, applies it",
-        )
+        return false("OperatorUpgraded", annotation=RESTARTED_AT)
     if rollout and inputs.has_outdated_pods:
         return false(rollout.reason, f"some pods are of an older template: {rollout.message}")
     return true("UpToDate", sentence(admission.pods_sentence(inputs.pods, inputs.deployment, inputs.plan)))
@@ -83,45 +75,36 @@ def protected(inputs: StatusInput) -> Condition | None:
     if section(inputs.spec, "service").get("type") != "LoadBalancer":
         return None
     if section(inputs.spec, "auth"):
-        return true("KeyRequired", "clients need a key of spec.auth")
-    return false(
-        "NoAuth",
-        "spec.service.type is LoadBalancer without spec.auth: every client that reaches the address is served; "
-        "set spec.auth",
-    )
+        return true("KeyRequired")
+    return false("NoAuth")
 
 
 def available(inputs: StatusInput) -> Condition:
     """Evaluates Available: at least one pod, of any revision, is Ready."""
     if inputs.ready_pods:
-        return true("Serving", "at least one pod takes requests")
+        return true("Serving")
     if inputs.suspended:
-        return false("Suspended", "spec.suspend is true: no engine runs; set it to false to serve again")
+        return false("Suspended")
     if inputs.never_created:
-        return false("NotAccepted", "nothing runs because the spec has not been accepted")
+        return false("NotAccepted")
     if inputs.desired == 0:
-        return false("NoReplicas", "spec.replicas is 0: no engine runs")
+        return false("NoReplicas")
     if found := scheduled.obstacle(inputs) or inputs.trouble:
         return found
     if cause := rollout_complete.unready(inputs):
         return cause
-    return false("NoReadyPods", "no pod is Ready")
+    return false("NoReadyPods")
 
 
 def ready(inputs: StatusInput, others: Mapping[str, Condition]) -> Condition:
     """Evaluates Ready: all conditions that serving needs are True. The reason is that of the first one that is not."""
     suspended, metadata = inputs.suspended, inputs.observed.resource["metadata"]
     if metadata.get("deletionTimestamp"):
-        finalizers = ", ".join(metadata.get("finalizers") or ())
-        return false(
-            "Deleting",
-            f"the deletion waits for the finalizers {finalizers}, and only replicas and suspend have an effect until "
-            "then: set spec.suspend to true to end the pods",
-        )
+        return false("Deleting", finalizers=", ".join(metadata.get("finalizers") or ()))
     if suspended and others["Accepted"].status == "True":
-        return Condition("False", "Suspended", "spec.suspend is true: no engine runs; set it to false to serve again")
+        return false("Suspended")
     for condition in NEEDED:
         found = others.get(condition)
         if found and found.status != "True":
             return Condition("False", found.reason, found.message)
-    return true("Ready", "the service takes requests")
+    return true("Ready")

@@ -19,7 +19,7 @@ def evaluate(inputs: StatusInput) -> Condition | None:
     if inputs.desired_zero or inputs.never_created:
         return None
     if unread := inputs.plan.unread.get("autoscaling"):
-        return unknown("UnknownValue", f"spec.autoscaling has a value that this operator does not know: {unread}")
+        return unknown("UnknownValue", error=unread)
     if found := _other_writer(inputs) if scaling else None:
         return found
     found = (_hpa(inputs) if scaling.get("provider") == "HPA" else _builtin(inputs)) if scaling else None
@@ -31,17 +31,9 @@ def evaluate(inputs: StatusInput) -> Condition | None:
 def _other_writer(inputs: StatusInput) -> Condition | None:
     """Returns the condition for replicas that another scaler, or a manifest, writes beside the autoscaler."""
     if manager := other_scaler(inputs.observed.resource, inputs.observed.now):
-        return false(
-            "AnotherScaler",
-            f"field manager {manager} scales this resource too, such as a HorizontalPodAutoscaler or ScaledObject that "
-            "somebody created: remove that one, or remove spec.autoscaling",
-        )
+        return false("AnotherScaler", manager=manager)
     if manager := inputs.observed.replicas_manager:
-        return false(
-            "ReplicasOverwritten",
-            f"field manager {manager} keeps setting spec.replicas, which the autoscaler owns: leave replicas out of "
-            "its manifest",
-        )
+        return false("ReplicasOverwritten", manager=manager)
     return None
 
 
@@ -50,7 +42,7 @@ def _builtin(inputs: StatusInput) -> Condition:
     if decision is None:
         return _previous_condition(inputs) or unknown("Waiting", "the autoscaler has not read the pods' metrics yet")
     if decision.healthy:
-        return true("Active", "the operator reads the pods' metrics")
+        return true("Active", autoscaler="operator")
     return false("MetricsMissing", decision.reason)
 
 
@@ -73,4 +65,4 @@ def _hpa(inputs: StatusInput) -> Condition:
             return false(reason, str(found.get("message") or reason))
     if "ScalingActive" not in conditions:
         return unknown("Waiting", "the HorizontalPodAutoscaler has not read the metrics yet")
-    return true("Active", "the HorizontalPodAutoscaler reads the pods' metrics")
+    return true("Active", autoscaler="HorizontalPodAutoscaler")

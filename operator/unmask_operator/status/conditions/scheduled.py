@@ -22,7 +22,7 @@ def evaluate(inputs: StatusInput) -> Condition | None:
     if found := obstacle(inputs):
         return true("Scheduled", "the pods that serve have nodes") if inputs.scaling_up else found
     if any(pod_status.is_scheduled(pod) for pod in inputs.pods):
-        return true("Scheduled", "every pod has a node")
+        return true("Scheduled")
     if inputs.trouble and not inputs.pods:
         return inputs.trouble  # the pods had nodes and have failed
     deleted = next(filter(None, map(pod_status.deleted_from_lost_node, inputs.observed.pods)), None)
@@ -56,10 +56,7 @@ def _unseen(inputs: StatusInput, pod: Obj) -> Condition | None:
         return None
     scheduler = section(pod, "spec").get("schedulerName") or DEFAULT_SCHEDULER
     field = "" if scheduler == DEFAULT_SCHEDULER else ", or correct spec.podTemplate.spec.schedulerName"
-    return false(
-        "NoScheduler",
-        f"no scheduler has handled pod {pod_status.name(pod)}: check that the scheduler {scheduler} runs{field}",
-    )
+    return false("NoScheduler", pod=pod_status.name(pod), scheduler=scheduler, field=field)
 
 
 def _unschedulable(inputs: StatusInput, pod: Obj, sentence: str) -> Condition:
@@ -78,25 +75,14 @@ def _unschedulable(inputs: StatusInput, pod: Obj, sentence: str) -> Condition:
 def _claim(pod: Obj, sentence: str) -> Condition | None:
     """Returns the condition for a message about a PersistentVolumeClaim, with the fix; None for other messages."""
     if missing := re.search(r'persistentvolumeclaim "([^"]+)" not found', sentence):
-        return false(
-            "PersistentVolumeClaimNotFound",
-            f"PersistentVolumeClaim {missing[1]} does not exist in this namespace: create it, or correct "
-            "spec.model.uri or the volume of spec.podTemplate that names it",
-        )
+        return false("PersistentVolumeClaimNotFound", name=missing[1])
     if missing := re.search(
         r'resourceclaim(template)? "([^"]+)" not found|could not find ResourceClaim "([^"]+)"', sentence
     ):
         kind, name = ("ResourceClaimTemplate" if missing[1] else "ResourceClaim"), missing[2] or missing[3]
-        return false(
-            "ResourceClaimNotFound",
-            f"{kind} {name} does not exist in this namespace: create it, or correct "
-            "spec.podTemplate.spec.resourceClaims",
-        )
+        return false("ResourceClaimNotFound", kind=kind, name=name)
     if "unbound immediate PersistentVolumeClaims" in sentence:
-        return false(
-            "PersistentVolumeClaimUnbound",
-            f"a PersistentVolumeClaim has no volume yet: {', '.join(_claims(pod))}; kubectl describe pvc says why",
-        )
+        return false("PersistentVolumeClaimUnbound", names=", ".join(_claims(pod)))
     if "ReadWriteOncePod access mode" in sentence:
         return false("PersistentVolumeClaimInUse", f"{ONE_AT_A_TIME} ({sentence})")
     return None

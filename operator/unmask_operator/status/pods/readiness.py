@@ -30,13 +30,11 @@ def unready(pod: Obj) -> Condition | None:
     names = _unready_containers(pod)
     found = []
     if MAIN in names:
-        found.append(
-            false(PROBE_FAILED, f"pod {name(pod)} has loaded its model, but its readiness probe (/ready) fails")
-        )
+        found.append(false(PROBE_FAILED, pod=name(pod)))
     if others := [container for container in names if container != MAIN]:
         found.append(false("ContainersNotReady", _describe_containers(pod, others)))
     if pending := _pending_conditions(pod):
-        found.append(false("ReadinessGatesNotReady", f"pod {name(pod)} waits for its readiness gates: {pending}"))
+        found.append(false("ReadinessGatesNotReady", pod=name(pod), conditions=pending))
     if found:
         return false(found[0].reason, "; ".join(one.message for one in found))
     return _by_ready_condition(pod)

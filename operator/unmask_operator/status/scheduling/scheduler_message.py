@@ -4,9 +4,10 @@ The reasons are those of the scheduler's filter plugins (kubernetes/pkg/schedule
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from unmask_operator.status.messages import rows
 from unmask_operator.status.pods.terminations import POD_SPEC
 from unmask_operator.status.scheduling.node_fit import CONTROL_PLANE_TAINTS, CORDON_TAINT, ExcludedNode
 
@@ -93,7 +94,7 @@ def _fix(reason: SchedulerReason, has_gpu: bool, excluded: Sequence[ExcludedNode
     if _NODE_AFFINITY.search(reason.text):
         chart = "engine.nodeSelector or gpuEngines.nodeSelector" if has_gpu else "engine.nodeSelector"
         return f"correct {POD_SPEC}.nodeSelector or {POD_SPEC}.affinity.nodeAffinity, or {chart} of the chart"
-    return next((fix for pattern, fix in _FIXES if re.search(pattern, reason.text)), None)
+    return next((fix for pattern, fix in _FIXES.items() if re.search(pattern, reason.text)), None)
 
 
 def _uncordon(excluded: Sequence[ExcludedNode]) -> str:
@@ -146,60 +147,44 @@ def _fix_resource(resource: str) -> str:
     )
 
 
-_NOT_READY = "the node is not Ready; kubectl describe node says why"
-_REMOVED_SOON = "an autoscaler is about to remove the node; wait for another one or add one"
 # Taints that Kubernetes, cloud providers and autoscalers set temporarily. A toleration would be the wrong fix.
-_TEMPORARY_TAINTS: Mapping[str, str] = {
-    "node.kubernetes.io/not-ready": _NOT_READY,
-    "node.kubernetes.io/unreachable": _NOT_READY,
-    "node.kubernetes.io/out-of-service": _NOT_READY,
-    "node.kubernetes.io/memory-pressure": "the node is short of memory; remove pods there or add a node",
-    "node.kubernetes.io/disk-pressure": "the node's disk is full; free space there or add a node",
-    "node.kubernetes.io/pid-pressure": "the node is short of process ids; remove pods there or add a node",
-    "node.kubernetes.io/network-unavailable": "the node's network is not set up; check the network plugin",
-    "node.cloudprovider.kubernetes.io/uninitialized": "the cloud provider has not set up the node yet",
-    "node.cloudprovider.kubernetes.io/shutdown": "the node is shut down; start it or add a node",
-    "ToBeDeletedByClusterAutoscaler": _REMOVED_SOON,
-    "DeletionCandidateOfClusterAutoscaler": _REMOVED_SOON,
-    "karpenter.sh/disrupted": _REMOVED_SOON,
-    "karpenter.sh/disruption": _REMOVED_SOON,
-    "karpenter.sh/unregistered": "the node is still starting",
-}
-
-# Reasons of plugins that do not check taints, node affinity or resources, and their fixes.
-_FIXES: Sequence[tuple[str, str]] = (
-    ("Too many pods", "the nodes run their maximum number of pods; remove pods there or add a node"),
-    ("had unknown conditions", _NOT_READY),
-    ("requested node name", f"correct {POD_SPEC}.nodeName"),
-    ("free ports", f"another pod has the host port; remove hostPort and hostNetwork from {POD_SPEC}"),
-    (
-        "volume node affinity conflict|no available volume zone",
-        "the volume of a PersistentVolumeClaim is in a zone or on a node that the pod may not use; use a claim in a "
-        f"zone of the pod's nodes, or correct {POD_SPEC}.nodeSelector",
-    ),
-    ("available persistent volumes to bind", "no PersistentVolume fits the claim; kubectl describe pvc says why"),
-    ("non-existent pv", "the PersistentVolume of a claim does not exist; create the claim again"),
-    ("enough free storage", "the storage of the claim's class is full; use another storage class or free some"),
-    ("max volume count|no available disk", "the node has its maximum number of volumes; remove pods or add a node"),
-    (
-        "topology spread constraints",
-        f"relax {POD_SPEC}.topologySpreadConstraints (whenUnsatisfiable: ScheduleAnyway), or add a node",
-    ),
-    (
-        "existing pods'? anti-affinity",
-        "the podAntiAffinity of a pod on the node excludes this pod; change spec.podTemplate.metadata.labels, or add "
-        "a node",
-    ),
-    ("pod anti-affinity", f"relax {POD_SPEC}.affinity.podAntiAffinity, or add a node"),
-    ("pod affinity", f"relax {POD_SPEC}.affinity.podAffinity"),
-    (
-        r"allocate all claims|(?i:resource ?claim)",
-        f"no free device satisfies the ResourceClaims of {POD_SPEC}.resourceClaims; kubectl describe resourceclaim "
-        "says which",
-    ),
-    ("no nodes available to schedule pods", "the cluster has no node; add one"),
-    (
-        "scheduling gates",
-        f"a controller has yet to remove the pod's scheduling gates; check it, or remove {POD_SPEC}.schedulingGates",
-    ),
-)
+_TEMPORARY_TAINTS = rows("""
+node.kubernetes.io/not-ready: the node is not Ready; kubectl describe node says why
+node.kubernetes.io/unreachable: the node is not Ready; kubectl describe node says why
+node.kubernetes.io/out-of-service: the node is not Ready; kubectl describe node says why
+node.kubernetes.io/memory-pressure: the node is short of memory; remove pods there or add a node
+node.kubernetes.io/disk-pressure: the node's disk is full; free space there or add a node
+node.kubernetes.io/pid-pressure: the node is short of process ids; remove pods there or add a node
+node.kubernetes.io/network-unavailable: the node's network is not set up; check the network plugin
+node.cloudprovider.kubernetes.io/uninitialized: the cloud provider has not set up the node yet
+node.cloudprovider.kubernetes.io/shutdown: the node is shut down; start it or add a node
+ToBeDeletedByClusterAutoscaler: an autoscaler is about to remove the node; wait for another one or add one
+DeletionCandidateOfClusterAutoscaler: an autoscaler is about to remove the node; wait for another one or add one
+karpenter.sh/disrupted: an autoscaler is about to remove the node; wait for another one or add one
+karpenter.sh/disruption: an autoscaler is about to remove the node; wait for another one or add one
+karpenter.sh/unregistered: the node is still starting
+""")
+# Reasons of plugins that do not check taints, node affinity or resources (regular expressions), and their fixes.
+_FIXES = rows(rf"""
+Too many pods: the nodes run their maximum number of pods; remove pods there or add a node
+had unknown conditions: the node is not Ready; kubectl describe node says why
+requested node name: correct {POD_SPEC}.nodeName
+free ports: another pod has the host port; remove hostPort and hostNetwork from {POD_SPEC}
+volume node affinity conflict|no available volume zone: the volume of a PersistentVolumeClaim is in a zone or on a node
+    that the pod may not use; use a claim in a zone of the pod's nodes, or correct {POD_SPEC}.nodeSelector
+available persistent volumes to bind: no PersistentVolume fits the claim; kubectl describe pvc says why
+non-existent pv: the PersistentVolume of a claim does not exist; create the claim again
+enough free storage: the storage of the claim's class is full; use another storage class or free some
+max volume count|no available disk: the node has its maximum number of volumes; remove pods or add a node
+topology spread constraints: relax {POD_SPEC}.topologySpreadConstraints (whenUnsatisfiable: ScheduleAnyway), or add a
+    node
+existing pods'? anti-affinity: the podAntiAffinity of a pod on the node excludes this pod; change
+    spec.podTemplate.metadata.labels, or add a node
+pod anti-affinity: relax {POD_SPEC}.affinity.podAntiAffinity, or add a node
+pod affinity: relax {POD_SPEC}.affinity.podAffinity
+allocate all claims|(?i:resource ?claim): no free device satisfies the ResourceClaims of {POD_SPEC}.resourceClaims;
+    kubectl describe resourceclaim says which
+no nodes available to schedule pods: the cluster has no node; add one
+scheduling gates: a controller has yet to remove the pod's scheduling gates; check it, or remove
+    {POD_SPEC}.schedulingGates
+""")
