@@ -10,7 +10,7 @@ from typing import Any
 import kopf
 
 from unmask_operator.controller.event_handler import EventHandler
-from unmask_operator.kube.kinds import CACHED, KINDS_BY_RESOURCE, OPTIONAL
+from unmask_operator.kube.kinds import CACHED, OPTIONAL
 from unmask_operator.kube.watch_login import WatchLogin
 from unmask_operator.settings import Settings, configure_kopf
 
@@ -36,11 +36,10 @@ def make_registry(events: EventHandler, login: WatchLogin, own: Settings) -> kop
         server, session = await login.open()
         return kopf.AiohttpSession(server=server, aiohttp_session=session)
 
-    async def observe(event: kopf.RawEvent, resource: kopf.Resource, **_: Any) -> None:
-        kind = KINDS_BY_RESOURCE[resource.group, resource.version, resource.plural]
-        events.on_event(kind, event["type"], dict(event["object"]))
+    async def observe(event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
+        events.on_event(param, event["type"], dict(event["object"]))
 
     for kind in CACHED:
         if kind not in OPTIONAL:
-            kopf.on.event(*kind.resource, registry=registry)(observe)
+            kopf.on.event(*kind.resource, param=kind, registry=registry)(observe)
     return registry

@@ -1,5 +1,6 @@
 """The operator's own metrics, served under ``/metrics``."""
 
+import functools
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 
@@ -9,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from unmask_operator.kube.cache import Cache
 
+_NAMESPACE = "unmask_operator"  # prefix of the names
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _MINUTES = (10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 300.0, 600.0, 900.0, 1200.0, 1800.0, 3600.0)
 _STOPPED = ("Suspended", "NoReplicas")  # reasons of Available=False that the spec requests
@@ -21,48 +23,31 @@ class Metrics(Collector):
         self._cache = cache
         self._waiting = waiting
         own = self.registry = CollectorRegistry()
-        self.leader = Gauge("unmask_operator_leader", "1 while this process reconciles, else 0.", registry=own)
-        self.reconciles = Counter(
-            "unmask_operator_reconciles", "Finished reconciles by result.", ["result"], registry=own
-        )
+        counter = functools.partial(Counter, namespace=_NAMESPACE, registry=own)
+        gauge = functools.partial(Gauge, namespace=_NAMESPACE, registry=own)
+        histogram = functools.partial(Histogram, namespace=_NAMESPACE, registry=own)
+        self.leader = gauge("leader", "1 while this process reconciles, else 0.")
+        self.reconciles = counter("reconciles", "Finished reconciles by result.", ["result"])
         for result in ("ok", "error"):
             self.reconciles.labels(result)
-        self.durations = Histogram(
-            "unmask_operator_reconcile_seconds", "Time of one reconcile.", registry=own, buckets=_SECONDS
+        self.durations = histogram("reconcile_seconds", "Time of one reconcile.", buckets=_SECONDS)
+        self.cold_starts = histogram(
+            "cold_start_seconds", "Time from a pod's creation until it was first Ready.", buckets=_MINUTES
         )
-        self.cold_starts = Histogram(
-            "unmask_operator_cold_start_seconds",
-            "Time from a pod's creation until it was first Ready.",
-            registry=own,
-            buckets=_MINUTES,
-        )
-        self.cold_start_phases = Histogram(
-            "unmask_operator_cold_start_phase_seconds",
+        self.cold_start_phases = histogram(
+            "cold_start_phase_seconds",
             "Time of each phase of a pod's start: scheduling, containers (image pull, init containers), and the phases "
             "start, download, weights and warmup of the runtime.",
             ["phase"],
-            registry=own,
             buckets=(1.0, 2.5, 5.0, *_MINUTES),
         )
-        self.writes = Counter(
-            "unmask_operator_writes", "Writes to children and status by verb.", ["verb"], registry=own
-        )
-        self.api_errors = Counter(
-            "unmask_operator_api_errors",
-            "Reconciles, lists and watches that failed at a request, by HTTP status (0: no answer).",
-            ["status"],
-            registry=own,
-        )
-        self.status_refusals = Counter(
-            "unmask_operator_status_refusals",
-            "Statuses that the API server refused. A minimal status replaced them.",
-            registry=own,
-        )
-        self.unlisted_namespaces = Gauge(
-            "unmask_operator_unlisted_namespaces",
-            "Watched namespaces whose last list failed. A leader reconciles nothing in one that it could never list.",
-            registry=own,
-        )
+        self.writes = counter("writes", "Writes to children and status by verb.", ["verb"])
+        text = "Reconciles, lists and watches that failed at a request, by HTTP status (0: no answer)."
+        self.api_errors = counter("api_errors", text, ["status"])
+        text = "Statuses that the API server refused. A minimal status replaced them."
+        self.status_refusals = counter("status_refusals", text)
+        text = "Watched namespaces whose last list failed. A leader reconciles nothing in one that it could never list."
+        self.unlisted_namespaces = gauge("unlisted_namespaces", text)
         self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:

@@ -20,13 +20,13 @@ from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.kube import watch_login
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.credentials import LoginError
-from unmask_operator.kube.kinds import DLMS, KINDS_BY_RESOURCE, OPTIONAL, PODS, ApiKind
+from unmask_operator.kube.kinds import CACHED, DLMS, OPTIONAL, PODS, ApiKind
 from unmask_operator.leaderelection import DEADLINE_SECONDS
 from unmask_operator.objects import SERVICE_LABEL, Key
 from unmask_operator.settings import Settings
 
 KEY = Key("ns", "demo")
-WATCHED = [kind for kind in KINDS_BY_RESOURCE.values() if kind not in OPTIONAL]
+WATCHED = [kind for kind in CACHED if kind not in OPTIONAL]
 KOPFS_OWN = (  # kinds that kopf looks for in the API discovery
     ApiKind("v1", "Namespace", "namespaces"),
     ApiKind("v1", "Event", "events"),
@@ -89,7 +89,7 @@ class Scripted:
         return self._list(request, mine)
 
     def _discovery(self, path):
-        kinds = [*KINDS_BY_RESOURCE.values(), *KOPFS_OWN]
+        kinds = [*CACHED, *KOPFS_OWN]
         if path == "/api":
             return {"versions": ["v1"]}
         if path == "/apis":

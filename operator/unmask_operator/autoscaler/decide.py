@@ -3,7 +3,7 @@
 import math
 
 from unmask_operator.autoscaler.history import History, Reading, Recommendation, Sample
-from unmask_operator.autoscaler.rules import TOLERANCE, Rules, down_limit, up_limit
+from unmask_operator.autoscaler.rules import TOLERANCE, Rules, limit
 from unmask_operator.plan.observed import Decision
 
 # Messages of status.autoscaling.reason. They contain no metric values: the status is written when a decision changes,
@@ -52,7 +52,7 @@ def decide(rules: Rules, sample: Sample, history: History) -> tuple[Decision, Hi
     if base != sample.replicas:
         desired, reason = base, OUT_OF_BOUNDS.format(sample.replicas)
     elif lowest > base and history.covers(now, rules.up.window):
-        desired = min(lowest, up_limit(base, rules.up, history, now))
+        desired = min(lowest, limit(base, rules.up, history, now, up=True))
         reason = UP_LIMITED if desired == base else f"scaled up for {_driver(rules, sample)}"
     elif highest < base:
         desired, reason = _down(rules, sample, history, base, highest, stable)
@@ -72,7 +72,7 @@ def _down(rules: Rules, sample: Sample, history: History, base: int, highest: in
         return base, PARTIAL
     if not history.covers(sample.time, stable):
         return base, YOUNG
-    desired = max(highest, down_limit(base, rules.down, history, sample.time))
+    desired = max(highest, limit(base, rules.down, history, sample.time, up=False))
     return desired, DOWN_LIMITED if desired == base else DOWN
 
 

@@ -84,31 +84,17 @@ class Rules:
         )
 
 
-def up_limit(replicas: int, up: Direction, history: History, now: datetime) -> int:
-    """Returns the maximum allowed replicas. Percentages are rounded up, so that a single replica can scale up.
+def limit(replicas: int, rules: Direction, history: History, now: datetime, *, up: bool) -> int:
+    """Returns the most (`up`) or the fewest replicas that the policies allow.
 
-    The product is a float64 as in the HPA controller: 10 % more than 100 replicas are 111.
+    Percentages are rounded away from 0 for scale-up and towards 0 for scale-down, so that small numbers can change. The
+    product is a float64 as in the HPA controller: 10 % more than 100 replicas are 111, and 80 % fewer than 10 is 1.
     """
-    if up.select == "Disabled":
+    if rules.select == "Disabled":
         return replicas
+    sign, rounded, farthest, nearest = (1, math.ceil, max, min) if up else (-1, int, min, max)
     limits = []
-    for policy in up.policies:
-        start = replicas - history.change_within(now, policy.period)
-        grown = start + policy.value if policy.type == "Pods" else math.ceil(start * (1 + policy.value / 100))
-        limits.append(grown)
-    return max(replicas, min(limits) if up.select == "Min" else max(limits))
-
-
-def down_limit(replicas: int, down: Direction, history: History, now: datetime) -> int:
-    """Returns the minimum allowed replicas. Percentages are rounded down, so that small numbers can scale down.
-
-    The product is a float64 as in the HPA controller: 80 % fewer than 10 replicas is 1.
-    """
-    if down.select == "Disabled":
-        return replicas
-    limits = []
-    for policy in down.policies:
-        start = replicas - history.change_within(now, policy.period)
-        shrunk = start - policy.value if policy.type == "Pods" else int(start * (1 - policy.value / 100))
-        limits.append(shrunk)
-    return min(replicas, max(limits) if down.select == "Min" else min(limits))
+    for policy in rules.policies:
+        start, change = replicas - history.change_within(now, policy.period), sign * policy.value
+        limits.append(start + change if policy.type == "Pods" else rounded(start * (1 + change / 100)))
+    return farthest(replicas, nearest(limits) if rules.select == "Min" else farthest(limits))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from unmask_operator.controller.field_conflicts import FieldConflicts
@@ -81,15 +80,15 @@ class Outcome:
         return self.has_failed(Ref.of(child)) or child in self.refused.get(Ref.of(child), ())
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Conflict:
-    """Why a try stopped: the objects in place of children (None: deleted), or refusals by child."""
+    """Why a try stopped: the objects in place of children (None: deleted), and refusals by child."""
 
-    children: Mapping[Ref, Obj | None] = field(default_factory=dict)
-    refusals: Mapping[Ref, str] = field(default_factory=dict)
+    children: dict[Ref, Obj | None] = field(default_factory=dict)
+    refusals: dict[Ref, str] = field(default_factory=dict)
 
-    def merge(self, other: _Conflict) -> _Conflict:
-        return _Conflict({**self.children, **other.children}, {**self.refusals, **other.refusals})
+    def __bool__(self) -> bool:
+        return bool(self.children or self.refusals)
 
     def update(self, observed: Observed) -> Observed:
         children = {ref: obj for ref, obj in {**observed.children, **self.children}.items() if obj is not None}
@@ -138,17 +137,17 @@ class Applier:
         return outcome
 
     async def _apply_with_retries(self, make_plan: MakePlan, last_accepted: MakePlan, observed: Observed) -> Outcome:
-        outcome, conflict = Outcome(make_plan(observed), observed), None
+        outcome, conflict = Outcome(make_plan(observed), observed), _Conflict()
         self.conflicts.observe(outcome.key, outcome.plan.children, observed.children)
         for _ in range(MAX_RETRIES):
             conflict = await self._apply_once(outcome)
-            if conflict is None:
+            if not conflict:
                 return outcome
             if conflict.refusals and not outcome.observed.refusals:
                 await self._delete_refused(outcome)
             outcome.observed = conflict.update(outcome.observed)
             outcome.plan = last_accepted(outcome.observed) if outcome.observed.refusals else make_plan(outcome.observed)
-        for ref in conflict.children if conflict else ():
+        for ref in conflict.children:
             outcome.failed(ref, ApiError(409, "Conflict", "it changed during every try to write it"))
         return outcome
 
@@ -159,18 +158,22 @@ class Applier:
         objects, so a refusal may come after it.
         """
         for ref, revision in outcome.created.items():
-            if ref.kind not in WRITTEN_ONCE or ref not in outcome.observed.children:
-                continue
-            kind, meta = kind_of(ref.api_version, ref.kind), revision["metadata"]
-            try:
-                await self.client.delete(kind, meta["namespace"], ref.name, meta["uid"])
-            except ApiError as error:
-                outcome.failed(ref, error)
-                continue
-            self.count("delete")
-            self.cache.delete(kind, revision)
-            self.conflicts.note_delete(outcome.key, ref)
-            outcome.observed = _Conflict(children={ref: None}).update(outcome.observed)
+            if ref.kind in WRITTEN_ONCE and ref in outcome.observed.children and await self._delete(outcome, ref):
+                self.cache.delete(kind_of(ref.api_version, ref.kind), revision)
+                outcome.observed = _Conflict({ref: None}).update(outcome.observed)
+
+    async def _delete(self, outcome: Outcome, ref: Ref) -> bool:
+        """Deletes a live child. Returns whether that succeeded."""
+        kind, uid = kind_of(ref.api_version, ref.kind), outcome.observed.children[ref]["metadata"]["uid"]
+        try:
+            await self.client.delete(kind, outcome.key.namespace, ref.name, uid)
+        except ApiError as error:
+            outcome.failed(ref, error)
+            return False
+        self.count("delete")
+        self.conflicts.note_delete(outcome.key, ref)
+        outcome.writes += 1
+        return True
 
     async def _scale(self, outcome: Outcome) -> None:
         """Writes only the Deployment's replicas if its other fields could not be written.
@@ -202,9 +205,9 @@ class Applier:
             self.conflicts.note_scale(key, ref, replicas)
             outcome.writes += 1
 
-    async def _apply_once(self, outcome: Outcome) -> _Conflict | None:
-        """Writes the differences from the plan once. Returns the conflict that stopped it, or None."""
-        live = outcome.observed.children
+    async def _apply_once(self, outcome: Outcome) -> _Conflict:
+        """Writes the differences from the plan once. Returns the conflict that stopped it, if there was one."""
+        live, conflict = outcome.observed.children, _Conflict()
         planned = [written_form(child) for child in outcome.plan.children]
         due = [child for child in planned if await self._is_due(outcome, child)]
         changes = _ordered(due, outcome.observed, self.refused_writes.get(outcome.key, frozenset()))
@@ -213,29 +216,18 @@ class Applier:
             existing = live.get(Ref.of(child))
             if existing is not None and controller_uid(existing) != outcome.observed.uid:
                 raise OwnershipError(f"the plan overwrites {Ref.of(child)}, which another owner controls")
-        if found := await self._dry_run(outcome, trials):
-            first = await self._dry_run(outcome, changes[:1])
-            return found.merge(first) if first else found
-        for child in changes:
-            conflict = await self._write(outcome, child, dry_run=False)
-            if conflict is not None:
+        for child in trials:  # all of them, so that all refusals are reported together
+            await self._write(outcome, child, conflict, dry_run=True)
+        for child in changes[:1] if conflict else changes:
+            await self._write(outcome, child, conflict, dry_run=bool(conflict))
+            if conflict:
                 return conflict
         for ref in outcome.plan.delete:
-            if outcome.has_failed(ref):
-                continue
-            gone = outcome.observed.children[ref]
-            if controller_uid(gone) != outcome.observed.uid:
+            if controller_uid(outcome.observed.children[ref]) != outcome.observed.uid:
                 raise OwnershipError(f"the plan deletes {ref}, which another owner controls")
-            meta = gone["metadata"]
-            try:
-                await self.client.delete(kind_of(ref.api_version, ref.kind), meta["namespace"], ref.name, meta["uid"])
-            except ApiError as error:
-                outcome.failed(ref, error)
-            else:
-                self.count("delete")
-                self.conflicts.note_delete(outcome.key, ref)
-                outcome.writes += 1
-        return None
+            if not outcome.has_failed(ref):
+                await self._delete(outcome, ref)
+        return conflict
 
     async def _is_due(self, outcome: Outcome, child: Obj) -> bool:
         """Returns whether to write a child now: the write changes something, and no earlier result forbids it.
@@ -261,22 +253,15 @@ class Applier:
         self.conflicts.note_trial(key, child, live)
         return False
 
-    async def _dry_run(self, outcome: Outcome, trials: list[Obj]) -> _Conflict | None:
-        """Sends all changes as a dry run, so that all refusals are reported together."""
-        found = [await self._write(outcome, child, dry_run=True) for child in trials]
-        conflict = [one for one in found if one]
-        return functools.reduce(_Conflict.merge, conflict) if conflict else None
-
-    async def _write(self, outcome: Outcome, child: Obj, dry_run: bool) -> _Conflict | None:
+    async def _write(self, outcome: Outcome, child: Obj, conflict: _Conflict, dry_run: bool) -> None:
         if outcome.has_failed(Ref.of(child)):
-            return None
+            return
         try:
-            return await self._send(outcome, child, dry_run)
+            await self._send(outcome, child, conflict, dry_run)
         except ApiError as error:
             outcome.failed(Ref.of(child), error)
-            return None
 
-    async def _send(self, outcome: Outcome, child: Obj, dry_run: bool) -> _Conflict | None:
+    async def _send(self, outcome: Outcome, child: Obj, conflict: _Conflict, dry_run: bool) -> None:
         ref = Ref.of(child)
         live = outcome.observed.children.get(ref)
         if live is not None and not dry_run and self.conflicts.is_contested(outcome.key, child, live):
@@ -286,18 +271,20 @@ class Applier:
                 written = await self.client.create(child, dry_run)
             else:
                 owned = await self.client.upgrade_managed_fields(live)  # without it a dry run would find fields twice
-                outcome.observed = _Conflict(children={ref: owned}).update(outcome.observed)
+                outcome.observed = _Conflict({ref: owned}).update(outcome.observed)
                 written = await self._apply_child(child, owned, dry_run)
         except ApiError as error:
             if error.exists or error.conflict:
-                return _Conflict(children={ref: await self._read(ref, child["metadata"]["namespace"])})
-            if error.refusal:
+                conflict.children[ref] = await self._read(ref, child["metadata"]["namespace"])
+            elif error.refusal:
                 log.warning("%s %s refused: %s", ref.kind, ref.name, error, extra={"service": outcome.key})
                 outcome.refused.setdefault(ref, []).append(child)
                 if not dry_run:
                     self.refused_writes.setdefault(outcome.key, set()).add(ref)
-                return _Conflict(refusals={ref: error.message})
-            raise
+                conflict.refusals[ref] = error.message
+            else:
+                raise
+            return
         if not dry_run:
             kind = kind_of(ref.api_version, ref.kind)
             self.cache.put(kind, written)
@@ -306,9 +293,8 @@ class Applier:
             if live is None:
                 outcome.created[ref] = written
             self.conflicts.note_write(outcome.key, child, live, slim(kind, written))
-            outcome.observed = _Conflict(children={ref: written}).update(outcome.observed)
+            outcome.observed = _Conflict({ref: written}).update(outcome.observed)
             outcome.writes += 1
-        return None
 
     async def _apply_child(self, child: Obj, live: Obj, dry_run: bool) -> Obj:
         """Applies a child. If another client set the alternative of a field, the field is replaced first."""

@@ -69,7 +69,6 @@ CHILDREN = (
 OPTIONAL = (POD_MONITORS,)
 
 CACHED = (DLMS, PODS, *CHILDREN)  # the kinds that are listed and watched
-KINDS_BY_RESOURCE = {kind.resource: kind for kind in CACHED}
 _BY_NAME = {(k.api_version, k.kind): k for k in (*CACHED, NODES, EVENTS)}
 
 

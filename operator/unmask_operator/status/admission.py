@@ -7,6 +7,7 @@ from unmask_operator.plan.observed import FieldConflict, Observed
 from unmask_operator.plan.plan import Plan, Problem
 from unmask_operator.render.labels import MAIN, all_containers
 from unmask_operator.status.condition import few
+from unmask_operator.status.messages import MESSAGES
 
 FIELD_CONFLICT = "FieldConflict"  # a condition's reason
 
@@ -25,30 +26,14 @@ def conflicts(observed: Observed) -> list[Problem]:
 def _sentence(conflict: FieldConflict) -> str:
     child = f"{conflict.ref.kind} {conflict.ref.name}"
     if not conflict.field:
-        return (
-            f"{child}: another client keeps deleting it, and the operator creates it again; exclude the children of "
-            "this resource from that client, such as a GitOps tool that prunes"
-        )
+        return MESSAGES["FieldConflict, deleted"].format(child=child)
     if conflict.by_admission:
-        return (
-            f"{child}: an admission webhook changes {conflict.field} on each write, or the API server does; exempt the "
-            "object from the webhook, or set the webhook's value in this resource"
-        )
-    other = (
-        f"field manager {conflict.manager}"
-        if conflict.manager
-        else "a client without a field manager, or another operator,"
-    )
-    advice = "exclude the object from that client, or set its value in this resource"
-    if conflict.ref.kind == "Deployment" and conflict.field == "spec.replicas":
-        advice = (
-            "delete the autoscaler of the Deployment, such as a HorizontalPodAutoscaler, and scale this resource "
-            "(spec.autoscaling, or its scale subresource)"
-        )
-    return (
-        f"{child}: {other} keeps changing {conflict.field}, and the operator repairs it at increasing intervals; "
-        f"{advice}"
-    )
+        return MESSAGES["FieldConflict, by admission"].format(child=child, fields=conflict.field)
+    scaled = conflict.ref.kind == "Deployment" and conflict.field == "spec.replicas"
+    unnamed = "a client without a field manager, or another operator,"
+    client = f"field manager {conflict.manager}" if conflict.manager else unnamed
+    row = "FieldConflict, replicas" if scaled else "FieldConflict"
+    return MESSAGES[row].format(child=child, client=client, fields=conflict.field)
 
 
 def pods_sentence(pods: tuple[Obj, ...], deployment: Obj, plan: Plan) -> str:

@@ -36,6 +36,16 @@ ReplicasOverwritten: field manager {manager} keeps setting spec.replicas, which 
     of its manifest
 AdapterFailed: cannot be served: {adapters}
 
+FieldConflict: {child}: {client} keeps changing {fields}, and the operator repairs it at increasing intervals; exclude
+    the object from that client, or set its value in this resource
+FieldConflict, replicas: {child}: {client} keeps changing {fields}, and the operator repairs it at increasing intervals;
+    delete the autoscaler of the Deployment, such as a HorizontalPodAutoscaler, and scale this resource
+    (spec.autoscaling, or its scale subresource)
+FieldConflict, by admission: {child}: an admission webhook changes {fields} on each write, or the API server does;
+    exempt the object from the webhook, or set the webhook's value in this resource
+FieldConflict, deleted: {child}: another client keeps deleting it, and the operator creates it again; exclude the
+    children of this resource from that client, such as a GitOps tool that prunes
+
 NoScheduler: no scheduler has handled pod {pod}: check that the scheduler {scheduler} runs{field}
 PersistentVolumeClaimNotFound: PersistentVolumeClaim {name} does not exist in this namespace: create it, or correct
     spec.model.uri or the volume of spec.podTemplate that names it
