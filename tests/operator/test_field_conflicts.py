@@ -253,7 +253,7 @@ def test_conflicts_of_a_deleted_resource_are_dropped() -> None:
     api, _ = in_conflict(times=4)
     api.cache.delete(DLMS, {**api.resource, "metadata": {**api.resource["metadata"], "resourceVersion": "999"}})
     asyncio.run(api.reconciler.reconcile(KEY))
-    assert api.reconciler._conflicts.of(KEY) == []
+    assert api.reconciler._resources == {}
 
 
 # Admission

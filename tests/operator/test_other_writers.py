@@ -3,7 +3,6 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from tests.operator.fake_api import KEY
 from tests.operator.samples import make, resource, running
 from unmask_operator.controller.other_writers import LONGEST_PAUSE, RECENT, OtherOperators
 from unmask_operator.objects import Obj
@@ -27,28 +26,28 @@ def written(**seconds: float) -> Obj:
 def test_writes_by_turns_are_a_contest_and_a_single_one_is_none():
     operators = OtherOperators(OURS)
     for one in (written(), written(ours=9), written(theirs=9), written(ours=9, theirs=8)):
-        assert operators.observe(KEY, one, START + timedelta(seconds=10)) == ""
-    assert operators.observe(KEY, written(ours=9, earlier=9), START + timedelta(seconds=10)) == "", "before an upgrade"
+        assert operators.observe(one, START + timedelta(seconds=10)) == ""
+    assert operators.observe(written(ours=9, earlier=9), START + timedelta(seconds=10)) == "", "before an upgrade"
     handed_over = written(ours=-100, theirs=9)
-    assert operators.observe(KEY, handed_over, START + timedelta(seconds=10)) == "", "labels selected another release"
-    assert operators.observe(KEY, written(ours=8, theirs=9), START + timedelta(seconds=10)) == THEIRS
+    assert operators.observe(handed_over, START + timedelta(seconds=10)) == "", "labels selected another release"
+    assert operators.observe(written(ours=8, theirs=9), START + timedelta(seconds=10)) == THEIRS
 
 
 def test_the_pause_of_a_contest_doubles_and_its_end_is_noticed():
     operators, now, pauses = OtherOperators(OURS), START, []
     for _ in range(8):
         second = (now - START).total_seconds()
-        assert operators.observe(KEY, written(ours=second - 1, theirs=second), now) == THEIRS
-        pauses.append(operators.next_check(KEY, now))
+        assert operators.observe(written(ours=second - 1, theirs=second), now) == THEIRS
+        pauses.append(operators.next_check(now))
         now += timedelta(seconds=pauses[-1])
     assert pauses[:3] == [60, 120, 240]
     assert pauses[-1] == LONGEST_PAUSE.total_seconds()
-    assert operators.observe(KEY, written(ours=0, theirs=0), now) == ""
+    assert operators.observe(written(ours=0, theirs=0), now) == ""
     now += 3 * RECENT
-    assert operators.observe(KEY, written(ours=0, theirs=0), now) == ""
+    assert operators.observe(written(ours=0, theirs=0), now) == ""
     second = (now - START).total_seconds()
-    assert operators.observe(KEY, written(ours=second, theirs=second), now) == THEIRS
-    assert operators.next_check(KEY, now) == 60, "a later contest begins with a short pause"
+    assert operators.observe(written(ours=second, theirs=second), now) == THEIRS
+    assert operators.next_check(now) == 60, "a later contest begins with a short pause"
 
 
 def test_what_others_do_to_the_resource_is_named() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.operator.fake_api import DEPLOYMENT, KEY, FakeApi
+from tests.operator.fake_api import DEPLOYMENT, FakeApi
 from tests.operator.pod_states import judge
 from tests.operator.samples import edit, running
 from unmask_operator.controller.other_writers import ManifestWrites
@@ -96,7 +96,7 @@ def test_a_manifest_that_keeps_setting_replicas_is_named_after_three_times_and_n
     def at(second: int, owner: Obj) -> str:
         now: Any = observed.now + timedelta(seconds=second)
         owner = {**owner, "time": now.isoformat()} if "subresource" not in owner else owner
-        return writes.observe(KEY, owned(observed, owner).resource, now)
+        return writes.observe(owned(observed, owner).resource, now)
 
     assert [at(second, owner) for second in (0, 3, 6) for owner in (SSA, OURS)] == ["", "", "", "", "flux", "flux"]
     assert at(6 + int(WINDOW.total_seconds()), OURS) == ""

@@ -90,9 +90,7 @@ class Engine(Section):
     """Whether prompts with a common prefix reuse its KV cache. Default: true."""
     thresholds: Thresholds | None = None
     """Default decoding thresholds. A request can override each of them."""
-    extra_args: list[Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\r\n]*$")]] = Field(
-        default=[], max_length=64
-    )
+    extra_args: list[_Argument] = Field(default=[], max_length=64)
     """Additional arguments of the runtime, one flag or value per entry, such as --flag=value. The runtime's own parser
     checks them if the image has the operator's version. Not allowed: flags that other fields set (except --device),
     flags that read files, and $(NAME), which Kubernetes expands."""

@@ -97,14 +97,14 @@ class _Conflict:
 
 @dataclass(frozen=True)
 class Applier:
-    """Applies plans.
+    """Applies plans of one resource.
 
     Attributes:
         client: requests to the API server.
         cache: updated with every object that was written.
         count: called with the verb of each write.
         conflicts: the fields that other clients or admission webhooks keep changing.
-        refused_writes: by resource, children whose last write was refused although their dry run was not. They are
+        refused_writes: children whose last write was refused although their dry run was not. They are
             written first, so that each retry of the edit does not roll pods to its template and back.
     """
 
@@ -112,12 +112,7 @@ class Applier:
     cache: Cache
     count: Callable[[str], None]
     conflicts: FieldConflicts = field(default_factory=FieldConflicts)
-    refused_writes: dict[Key, set[Ref]] = field(default_factory=dict)
-
-    def forget(self, key: Key) -> None:
-        """Removes the state of a resource from memory."""
-        self.conflicts.forget(key)
-        self.refused_writes.pop(key, None)
+    refused_writes: set[Ref] = field(default_factory=set)
 
     async def apply(self, make_plan: MakePlan, last_accepted: MakePlan, observed: Observed) -> Outcome:
         """Writes children that differ and deletes those that are not in the plan.
@@ -131,14 +126,14 @@ class Applier:
         """
         outcome = await self._apply_with_retries(make_plan, last_accepted, observed)
         if not outcome.observed.refusals:
-            self.refused_writes.pop(outcome.key, None)
+            self.refused_writes.clear()
         await self._scale(outcome)
-        outcome.observed = replace(outcome.observed, conflicts=self.conflicts.of(outcome.key))
+        outcome.observed = replace(outcome.observed, conflicts=self.conflicts.reported())
         return outcome
 
     async def _apply_with_retries(self, make_plan: MakePlan, last_accepted: MakePlan, observed: Observed) -> Outcome:
         outcome, conflict = Outcome(make_plan(observed), observed), _Conflict()
-        self.conflicts.observe(outcome.key, outcome.plan.children, observed.children)
+        self.conflicts.observe(outcome.plan.children, observed.children)
         for _ in range(MAX_RETRIES):
             conflict = await self._apply_once(outcome)
             if not conflict:
@@ -171,7 +166,7 @@ class Applier:
             outcome.failed(ref, error)
             return False
         self.count("delete")
-        self.conflicts.note_delete(outcome.key, ref)
+        self.conflicts.note_delete(ref)
         outcome.writes += 1
         return True
 
@@ -190,7 +185,7 @@ class Applier:
         planned = next((written_form(child) for child in outcome.plan.children if Ref.of(child) == ref), None)
         if planned is not None and not outcome.skips(planned):
             return  # only the pause of a conflict delays it
-        if self.conflicts.is_scale_held(key, ref, replicas):
+        if self.conflicts.is_scale_held(ref, replicas):
             return
         try:
             await self.client.patch_deployment_scale(*key, live["metadata"]["uid"], replicas)
@@ -202,7 +197,7 @@ class Applier:
             outcome.failed(ref, ApiError(error.status, error.reason, sentence, error.retry_after))
         else:
             self.count("scale")
-            self.conflicts.note_scale(key, ref, replicas)
+            self.conflicts.note_scale(ref, replicas)
             outcome.writes += 1
 
     async def _apply_once(self, outcome: Outcome) -> _Conflict:
@@ -210,7 +205,7 @@ class Applier:
         live, conflict = outcome.observed.children, _Conflict()
         planned = [written_form(child) for child in outcome.plan.children]
         due = [child for child in planned if await self._is_due(outcome, child)]
-        changes = _ordered(due, outcome.observed, self.refused_writes.get(outcome.key, frozenset()))
+        changes = _ordered(due, outcome.observed, self.refused_writes)
         trials = [child for child in changes[1:] if child["kind"] not in WRITTEN_ONCE]
         for child in changes:
             existing = live.get(Ref.of(child))
@@ -235,12 +230,12 @@ class Applier:
         If an object differs from the form that was written, the answer to a dry run decides: the API server stores some
         values in another form.
         """
-        live, key = outcome.observed.children.get(Ref.of(child)), outcome.key
+        live = outcome.observed.children.get(Ref.of(child))
         if live is None or outcome.skips(child):
             return not outcome.skips(child)
-        if not self.conflicts.differs(key, child, live) or self.conflicts.is_held(key, child, live):
+        if not self.conflicts.differs(child, live) or self.conflicts.is_held(child, live):
             return False
-        if child["kind"] in WRITTEN_ONCE or not self.conflicts.was_written(key, child, live):
+        if child["kind"] in WRITTEN_ONCE or not self.conflicts.was_written(child, live):
             return True
         try:
             stored = await self.client.apply(with_secondary_family(child, live), live["metadata"]["uid"], dry_run=True)
@@ -250,7 +245,7 @@ class Applier:
             return True  # the write tells the error
         if content(slim(kind_of(child["apiVersion"], child["kind"]), stored)) != content(live):
             return True
-        self.conflicts.note_trial(key, child, live)
+        self.conflicts.note_trial(child, live)
         return False
 
     async def _write(self, outcome: Outcome, child: Obj, conflict: _Conflict, dry_run: bool) -> None:
@@ -264,7 +259,7 @@ class Applier:
     async def _send(self, outcome: Outcome, child: Obj, conflict: _Conflict, dry_run: bool) -> None:
         ref = Ref.of(child)
         live = outcome.observed.children.get(ref)
-        if live is not None and not dry_run and self.conflicts.is_contested(outcome.key, child, live):
+        if live is not None and not dry_run and self.conflicts.is_contested(child, live):
             await self._note_managers(outcome.key, child)
         try:
             if live is None:
@@ -280,7 +275,7 @@ class Applier:
                 log.warning("%s %s refused: %s", ref.kind, ref.name, error, extra={"service": outcome.key})
                 outcome.refused.setdefault(ref, []).append(child)
                 if not dry_run:
-                    self.refused_writes.setdefault(outcome.key, set()).add(ref)
+                    self.refused_writes.add(ref)
                 conflict.refusals[ref] = error.message
             else:
                 raise
@@ -292,7 +287,7 @@ class Applier:
             outcome.written[ref] = written
             if live is None:
                 outcome.created[ref] = written
-            self.conflicts.note_write(outcome.key, child, live, slim(kind, written))
+            self.conflicts.note_write(child, live, slim(kind, written))
             outcome.observed = _Conflict({ref: written}).update(outcome.observed)
             outcome.writes += 1
 
@@ -320,7 +315,7 @@ class Applier:
             sentence = "cannot read the field managers of %s %s: %s"
             log.info(sentence, child["kind"], meta["name"], error, extra={"service": key})
         else:
-            self.conflicts.note_managers(key, child, live)
+            self.conflicts.note_managers(child, live)
 
     async def _read(self, ref: Ref, namespace: str) -> Obj | None:
         """Returns the object that made a write fail, or None if it does not exist."""

@@ -7,8 +7,8 @@ client-go patches the first Event of a series. The operator has no right to patc
 import logging
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
@@ -36,24 +36,8 @@ class _Series:
         return self.last is not None and now - self.last > timedelta(seconds=2 * SERIES_SECONDS)
 
 
-@dataclass
-class _Resource:
-    refilled: datetime
-    tokens: float = BURST
-    series: dict[Event, _Series] = field(default_factory=dict)
-
-    def take(self, now: datetime) -> bool:
-        """Returns whether an Event may be written, and counts it."""
-        regained = (now - self.refilled).total_seconds() / REFILL_SECONDS
-        self.tokens, self.refilled = min(BURST, self.tokens + regained), now
-        if self.tokens < 1:
-            return False
-        self.tokens -= 1
-        return True
-
-
 class EventRecorder:
-    """Writes the Events of all resources. The state is in memory, per leader.
+    """Writes the Events of one resource. The state is in memory, per leader.
 
     Args:
         client: Requests to the API server.
@@ -63,37 +47,38 @@ class EventRecorder:
     def __init__(self, client: Client, instance: str) -> None:
         self._client = client
         self._instance = instance
-        self._resources: dict[Key, _Resource] = {}
+        self._tokens, self._refilled = float(BURST), datetime.min.replace(tzinfo=UTC)
+        self._series: dict[Event, _Series] = {}
 
-    def forget(self, key: Key) -> None:
-        """Removes the state of a resource."""
-        self._resources.pop(key, None)
+    def _take(self, now: datetime) -> bool:
+        """Returns whether an Event may be written, and counts it."""
+        regained = (now - self._refilled).total_seconds() / REFILL_SECONDS
+        self._tokens, self._refilled = min(BURST, self._tokens + regained), now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
 
-    async def record(self, key: Key, resource: Obj, events: Iterable[Event], now: datetime) -> None:
+    async def record(self, resource: Obj, events: Iterable[Event], now: datetime) -> None:
         """Writes new Events, and those of series that are due. An Event that cannot be written fails no reconcile."""
-        events = list(events)
-        state = self._resources.get(key)
-        if state is None and not events:
-            return
-        state = self._resources.setdefault(key, _Resource(now))
-        state.series = {event: one for event, one in state.series.items() if one.pending or not one.is_over(now)}
+        self._series = {event: one for event, one in self._series.items() if one.pending or not one.is_over(now)}
         for event in events:
-            one = state.series.setdefault(event, _Series(now))
+            one = self._series.setdefault(event, _Series(now))
             if one.last != now:  # one reconcile may tell the same twice
                 one.count, one.last, one.pending = one.count + 1, now, True
-        for event, one in list(state.series.items()):
+        for event, one in list(self._series.items()):
             waits = one.written is not None and now - one.written < timedelta(seconds=SERIES_SECONDS)
             if not one.pending or waits:
                 continue
-            if not state.take(now):
+            if not self._take(now):
                 if one.written is None:
-                    del state.series[event]  # memory is limited too
+                    del self._series[event]  # memory is limited too
                 continue
             one.written, one.pending = now, False
             try:
                 await self._client.create(event_object(resource, event, self._instance, one.first, one.last, one.count))
             except ApiError as error:
-                log.warning("cannot write an Event: %s", error, extra={"service": key})
+                log.warning("cannot write an Event: %s", error, extra={"service": Key.of(resource)})
 
 
 def event_object(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unmask_operator.objects import FIELD_MANAGER, Key, Obj, Ref, digest
+from unmask_operator.objects import FIELD_MANAGER, Obj, Ref, digest
 from unmask_operator.plan.drift import (
     FieldPath,
     ListKey,
@@ -78,7 +78,7 @@ class _Child:
 
 
 class FieldConflicts:
-    """The state of repairs and conflicts by resource.
+    """The state of repairs and conflicts of one resource.
 
     Args:
         clock: Returns monotonic seconds.
@@ -86,111 +86,107 @@ class FieldConflicts:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._children: dict[Key, dict[Ref, _Child]] = {}
+        self._children: dict[Ref, _Child] = {}
 
-    def forget(self, key: Key) -> None:
-        """Removes the state of a resource."""
-        self._children.pop(key, None)
-
-    def observe(self, key: Key, planned: Iterable[Obj], live: Mapping[Ref, Obj]) -> None:
+    def observe(self, planned: Iterable[Obj], live: Mapping[Ref, Obj]) -> None:
         """Compares the children that were repaired with the live objects, before the writes of a reconcile."""
-        now, known = self._clock(), self._children.get(key, {})
+        now, known = self._clock(), self._children
         desired = {Ref.of(child): child for child in planned}
         for ref in known.keys() - desired.keys():
             del known[ref]
         for ref, one in known.items():
             if not one.repairs:
                 continue  # true of most children, which would be slow to compare in each reconcile
-            changed = ref not in live or self.differs(key, written_form(desired[ref]), live[ref])
+            changed = ref not in live or self.differs(written_form(desired[ref]), live[ref])
             if changed and not one.changed:
                 one.reaction = max(one.reaction, now - one.written)
             one.changed = changed
             if one.pause and not changed and now >= one.settles:
                 one.repairs, one.pause, one.reaction = [], 0.0, 0.0
 
-    def differs(self, key: Key, child: Obj, live: Obj) -> bool:
+    def differs(self, child: Obj, live: Obj) -> bool:
         """Returns whether the live object lacks a part of the child, unless a dry run has changed nothing."""
         if not differs(child, live):
             return False
-        one = self._of(key, child)
+        one = self._of(child)
         is_over = bool(one.replaced) and self._clock() >= one.tried + TRIAL_SECONDS
         return is_over or one.trial != (_digest(child), digest(content(live)))
 
-    def note_trial(self, key: Key, child: Obj, answer: Obj) -> None:
+    def note_trial(self, child: Obj, answer: Obj) -> None:
         """Records the answer to a write, or to a dry run that changed nothing."""
-        one = self._children.setdefault(key, {}).setdefault(Ref.of(child), _Child())
+        one = self._children.setdefault(Ref.of(child), _Child())
         one.trial, one.tried = (_digest(child), digest(content(answer))), self._clock()
         one.replaced = replaced(child, answer)
 
-    def was_written(self, key: Key, child: Obj, live: Obj) -> bool:
+    def was_written(self, child: Obj, live: Obj) -> bool:
         """Returns whether this form of the child was written before, so that a difference is not an edit."""
-        return _digest(child) in (self._of(key, child).form, applied_digest(live))
+        return _digest(child) in (self._of(child).form, applied_digest(live))
 
-    def is_held(self, key: Key, child: Obj, live: Obj) -> bool:
+    def is_held(self, child: Obj, live: Obj) -> bool:
         """Returns whether to skip the write of a child: its conflict pause has not ended.
 
         A child whose plan has changed since the last write is never skipped.
         """
-        one = self._of(key, child)
-        return bool(one.pause) and self._clock() < one.due and self.was_written(key, child, live)
+        one = self._of(child)
+        return bool(one.pause) and self._clock() < one.due and self.was_written(child, live)
 
-    def is_contested(self, key: Key, child: Obj, live: Obj) -> bool:
+    def is_contested(self, child: Obj, live: Obj) -> bool:
         """Returns whether the next write of the child starts or continues a conflict, which needs the managers."""
-        return len(self._recent(self._of(key, child))) + 1 >= REPAIRS and self.was_written(key, child, live)
+        return len(self._recent(self._of(child))) + 1 >= REPAIRS and self.was_written(child, live)
 
-    def note_managers(self, key: Key, child: Obj, live: Obj) -> None:
+    def note_managers(self, child: Obj, live: Obj) -> None:
         """Records the other field manager, from the `managedFields` of the live object on the API server."""
-        one = self._children[key][Ref.of(child)]
+        one = self._children[Ref.of(child)]
         found = filter(None, (other_manager(live, path) for path in differences(child, live)))
         one.manager = next(found, one.manager)
 
-    def note_write(self, key: Key, child: Obj, live: Obj | None, answer: Obj) -> None:
+    def note_write(self, child: Obj, live: Obj | None, answer: Obj) -> None:
         """Records a write of a child. `live` is the object before it; None if it was created."""
-        one, form = self._of(key, child), _digest(child)
-        is_repair = one.form == form if live is None else self.was_written(key, child, live)
-        self._note(key, Ref.of(child), form, list(differences(child, live)) if live else [], is_repair)
+        one, form = self._of(child), _digest(child)
+        is_repair = one.form == form if live is None else self.was_written(child, live)
+        self._note(Ref.of(child), form, list(differences(child, live)) if live else [], is_repair)
         if differs(child, answer):
-            self.note_trial(key, child, answer)
+            self.note_trial(child, answer)
 
-    def note_delete(self, key: Key, ref: Ref) -> None:
+    def note_delete(self, ref: Ref) -> None:
         """Records a deletion by the operator."""
-        self._children.get(key, {}).pop(ref, None)
+        self._children.pop(ref, None)
 
-    def note_scale(self, key: Key, ref: Ref, replicas: int) -> None:
+    def note_scale(self, ref: Ref, replicas: int) -> None:
         """Records a write of only a Deployment's replicas."""
         form = _scale_form(replicas)
-        known = self._children.get(key, {}).get(ref)
-        self._note(key, ref, form, [("spec", "replicas")], known is not None and known.form == form)
+        known = self._children.get(ref)
+        self._note(ref, form, [("spec", "replicas")], known is not None and known.form == form)
 
-    def is_scale_held(self, key: Key, ref: Ref, replicas: int) -> bool:
+    def is_scale_held(self, ref: Ref, replicas: int) -> bool:
         """Returns whether to skip a write of these replicas: they are in conflict and the pause has not ended."""
-        one = self._children.get(key, {}).get(ref, _Child())
+        one = self._children.get(ref, _Child())
         return bool(one.pause) and one.form == _scale_form(replicas) and self._clock() < one.due
 
-    def of(self, key: Key) -> Sequence[FieldConflict]:
-        """Returns the conflicts of a resource."""
+    def reported(self) -> Sequence[FieldConflict]:
+        """Returns the conflicts of the resource."""
         found = []
-        for ref, one in sorted(self._children.get(key, {}).items()):
+        for ref, one in sorted(self._children.items()):
             names = sorted(map(field_name, one.fields)) or [""]
             found += [FieldConflict(ref, name, one.manager) for name in names if one.pause]
             found += [FieldConflict(ref, field_name(path), "", by_admission=True) for path in one.replaced]
         return found
 
-    def next_check(self, key: Key) -> float | None:
+    def next_check(self) -> float | None:
         """Returns seconds until the next repair or the possible end of a conflict, or None without a conflict."""
-        now, children = self._clock(), self._children.get(key, {}).values()
+        now, children = self._clock(), self._children.values()
         times = [one.due if one.changed else one.settles for one in children if one.pause]
         times += [one.tried + TRIAL_SECONDS for one in children if one.replaced]
         return min((max(at - now, MIN_CHECK_SECONDS) for at in times), default=None)
 
-    def _of(self, key: Key, child: Obj) -> _Child:
-        return self._children.get(key, {}).get(Ref.of(child)) or _Child()
+    def _of(self, child: Obj) -> _Child:
+        return self._children.get(Ref.of(child)) or _Child()
 
     def _recent(self, one: _Child) -> list[float]:
         return [at for at in one.repairs if at > self._clock() - WINDOW_SECONDS]
 
-    def _note(self, key: Key, ref: Ref, form: str, fields: Sequence[FieldPath], is_repair: bool) -> None:
-        one = self._children.setdefault(key, {}).setdefault(ref, _Child())
+    def _note(self, ref: Ref, form: str, fields: Sequence[FieldPath], is_repair: bool) -> None:
+        one = self._children.setdefault(ref, _Child())
         if is_repair:
             one.repairs, one.fields = [*self._recent(one), self._clock()], fields
             if len(one.repairs) >= REPAIRS:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from unmask_operator.objects import FIELD_MANAGER, Key, Obj
+from unmask_operator.objects import FIELD_MANAGER, Obj
 from unmask_operator.plan.scalers import WINDOW, owners
 
 RECENT = timedelta(minutes=1)
@@ -21,7 +21,7 @@ class _Contest:
 
 @dataclass
 class OtherOperators:
-    """The resources whose status another release writes too. In memory, per leader.
+    """Detects another release that writes the status of a resource too. In memory, per leader.
 
     Both releases stop writing the status. Each tries again after a minute, and then after twice the previous pause.
 
@@ -30,17 +30,14 @@ class OtherOperators:
     """
 
     own: str
-    _contests: dict[Key, _Contest] = field(default_factory=dict)
+    _contest: _Contest | None = None
 
-    def forget(self, key: Key) -> None:
-        self._contests.pop(key, None)
-
-    def observe(self, key: Key, resource: Obj, now: datetime) -> str:
+    def observe(self, resource: Obj, now: datetime) -> str:
         """Returns the field manager of the other release while its status and ours replace each other, or "".
 
         A single write by another release is no contest: labels that select an operator may have changed.
         """
-        contest = self._contests.get(key)
+        contest = self._contest
         if contest and now < contest.until:
             return contest.other
         times = dict(_status_writers(resource))
@@ -48,15 +45,15 @@ class OtherOperators:
         other = max(times, key=lambda name: times[name], default="")
         if ours is None or not other or now - ours > RECENT or times[other] < ours:
             if contest and now - contest.until > 2 * RECENT:
-                self.forget(key)
+                self._contest = None
             return ""
         pause = min(2 * contest.pause, LONGEST_PAUSE) if contest else RECENT
-        self._contests[key] = _Contest(other, pause, now + pause)
+        self._contest = _Contest(other, pause, now + pause)
         return other
 
-    def next_check(self, key: Key, now: datetime) -> float | None:
+    def next_check(self, now: datetime) -> float | None:
         """Returns seconds until the next try to write the status, or None without a contest."""
-        contest = self._contests.get(key)
+        contest = self._contest
         return (contest.until - now).total_seconds() if contest and now < contest.until else None
 
 
@@ -69,24 +66,20 @@ def _status_writers(resource: Obj) -> Iterator[tuple[str, datetime]]:
 
 @dataclass
 class ManifestWrites:
-    """Counts the writes of `spec.replicas` by manifests, which the autoscaler undoes. In memory, per leader."""
+    """Counts the writes of a resource's replicas by manifests, which the autoscaler undoes. In memory, per leader."""
 
-    _times: dict[Key, list[tuple[str, str, datetime]]] = field(default_factory=dict)  # manager, its time, now
+    _times: list[tuple[str, str, datetime]] = field(default_factory=list)  # manager, its time, now
 
-    def forget(self, key: Key) -> None:
-        self._times.pop(key, None)
-
-    def observe(self, key: Key, resource: Obj, now: datetime) -> str:
+    def observe(self, resource: Obj, now: datetime) -> str:
         """Returns the field manager that has overwritten the autoscaler `CONTESTED` times within `WINDOW`, or ""."""
         if not (resource.get("spec") or {}).get("autoscaling"):
-            self.forget(key)
+            self._times = []
             return ""
-        times = [one for one in self._times.pop(key, ()) if now - one[2] < WINDOW]
+        times = [one for one in self._times if now - one[2] < WINDOW]
         for owner in owners(resource):
             manager, at = str(owner.get("manager") or ""), str(owner.get("time") or "")
             is_new = (manager, at) not in [one[:2] for one in times]
             if not owner.get("subresource") and manager != FIELD_MANAGER and is_new:
                 times.append((manager, at, now))
-        if times:
-            self._times[key] = times[-CONTESTED:]
+        self._times = times[-CONTESTED:]
         return times[-1][0] if len(times) >= CONTESTED else ""

@@ -57,18 +57,10 @@ class Reconciler:
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client = client
         self._cache = cache
-        self._settings = settings
-        self._observe = observe
         self._metrics = metrics
-        self._conflicts = FieldConflicts(clock)
-        self._events = EventRecorder(client, settings.pod_name)
-        self._manifest_writes = ManifestWrites()
-        self._departed: dict[Key, set[str]] = {}  # uids of pods that failed or were disrupted
-        self._operators = OtherOperators(settings.status_manager)
-        self._applier = Applier(client, cache, lambda verb: metrics.writes.labels(verb).inc(), self._conflicts)
-        self._status_refusals: dict[Key, str] = {}  # message of the last write if it was refused
+        self._make = partial(_Resource, client, cache, settings, observe, metrics, clock)
+        self._resources: dict[Key, _Resource] = {}  # what this leader remembers of each
 
     async def reconcile(self, key: Key, first_attempt: bool = False) -> Result:
         """Reconciles the resource.
@@ -83,7 +75,12 @@ class Reconciler:
         """
         start = time.perf_counter()
         try:
-            result = await self._reconcile(key, first_attempt)
+            if resource := self._cache.resource(key):
+                reconciled = self._resources.get(key) or self._resources.setdefault(key, self._make(key))
+                result = await reconciled.reconcile(resource, first_attempt)
+            else:  # the garbage collector deletes the children
+                self._resources.pop(key, None)
+                result = Result()
         except Exception as error:
             if isinstance(error, ApiError):
                 self._metrics.api_errors.labels(str(error.status)).inc()
@@ -93,19 +90,44 @@ class Reconciler:
         self._metrics.durations.observe(time.perf_counter() - start)
         return result
 
-    async def _reconcile(self, key: Key, first_attempt: bool) -> Result:
-        resource = self._cache.resource(key)
-        if resource is None:
-            self._forget(key)
-            return Result()  # the garbage collector deletes the children
-        children = await self._children(key, resource["metadata"]["uid"])
+
+class _Resource:
+    """Reconciles one resource, and remembers what earlier reconciles did."""
+
+    def __init__(
+        self,
+        client: Client,
+        cache: Cache,
+        settings: Settings,
+        observe: Observe,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        key: Key,
+    ) -> None:
+        self._client = client
+        self._cache = cache
+        self._settings = settings
+        self._observe = observe
+        self._metrics = metrics
+        self._key = key
+        self._conflicts = FieldConflicts(clock)
+        self._events = EventRecorder(client, settings.pod_name)
+        self._manifest_writes = ManifestWrites()
+        self._departed: set[str] | None = None  # uids of pods that failed or were disrupted
+        self._operators = OtherOperators(settings.status_manager)
+        self._applier = Applier(client, cache, lambda verb: metrics.writes.labels(verb).inc(), self._conflicts)
+        self._status_refusal = ""  # message of the last write if it was refused
+
+    async def reconcile(self, resource: Obj, first_attempt: bool) -> Result:
+        key = self._key
+        children = await self._children(resource["metadata"]["uid"])
         observed = await self._observe(resource, children, self._cache.pods(key))
         make_plan: Callable[..., Plan] = plan
         make_earlier: Callable[..., Plan] = last_accepted
         if resource["metadata"].get("deletionTimestamp"):
             make_plan = make_earlier = plan_of_deleted
         else:
-            observed = await self._prepare(key, observed)
+            observed = await self._prepare(observed)
         outcome = await self._applier.apply(
             partial(make_plan, settings=self._settings), partial(make_earlier, settings=self._settings), observed
         )
@@ -117,62 +139,55 @@ class Reconciler:
                 raise error
             self._metrics.api_errors.labels(str(error.status)).inc()
         annotate_after = await self._annotate_pods(outcome)
-        if await self._write_status(key, outcome):
+        if await self._write_status(outcome):
             return Result(requeue_after=0.0)
         observed = outcome.observed
-        refused = any((observed.refusals, outcome.failures, observed.not_adopted, key in self._status_refusals))
+        refused = any((observed.refusals, outcome.failures, observed.not_adopted, self._status_refusal))
         delays = (
             annotate_after,
             outcome.plan.requeue_seconds,
-            self._conflicts.next_check(key),
-            self._operators.next_check(key, observed.now),
+            self._conflicts.next_check(),
+            self._operators.next_check(observed.now),
             UNSEEN_SECONDS if any(map(is_unseen, observed.pods)) else None,
         )
         return Result(refused, min((seconds for seconds in delays if seconds is not None), default=None))
 
-    def _forget(self, key: Key) -> None:
-        """Removes the state of a resource from memory."""
-        self._status_refusals.pop(key, None)
-        self._departed.pop(key, None)
-        for memory in (self._applier, self._events, self._manifest_writes, self._operators):
-            memory.forget(key)
-
-    async def _prepare(self, key: Key, observed: Observed) -> Observed:
+    async def _prepare(self, observed: Observed) -> Observed:
         """Detects other writers, reports pods that departed, keeps lost replicas, and adopts orphans."""
         resource = observed.resource
-        other = self._operators.observe(key, resource, observed.now)
+        other = self._operators.observe(resource, observed.now)
         observed = replace(
             observed,
-            replicas_manager=self._manifest_writes.observe(key, resource, observed.now),
+            replicas_manager=self._manifest_writes.observe(resource, observed.now),
             operators=sorted(name.partition("/")[2] for name in (other, self._operators.own)) if other else (),
         )
-        gone, told = departures.departed(observed.pods), self._departed.get(key)
+        gone, told = departures.departed(observed.pods), self._departed
         if told is not None:  # pods that departed under an earlier leader are not reported again
-            await self._events.record(key, resource, departures.events(gone.values(), told), observed.now)
-        self._departed[key] = set(gone)
-        observed = await self._keep_replicas(key, observed)
+            await self._events.record(resource, departures.events(gone.values(), told), observed.now)
+        self._departed = set(gone)
+        observed = await self._keep_replicas(observed)
         observed, adopted = await adoption.adopt(self._client, self._cache, observed)
         if adopted:
-            log.info("adopted %d objects", len(adopted), extra={"service": key})
+            log.info("adopted %d objects", len(adopted), extra={"service": self._key})
             self._metrics.writes.labels("adopt").inc(len(adopted))
-            await self._events.record(key, resource, [adoption.event(adopted)], observed.now)
+            await self._events.record(resource, [adoption.event(adopted)], observed.now)
         return observed
 
-    async def _keep_replicas(self, key: Key, observed: Observed) -> Observed:
+    async def _keep_replicas(self, observed: Observed) -> Observed:
         """Writes replicas that a manifest has lost back before a pod ends. They hold even if this write is refused."""
         kept, resource = scalers.kept_replicas(observed), observed.resource
         if kept is None:
             return observed
         message = f"spec.replicas fell to its default while spec.autoscaling is set; {kept} replicas are kept"
         try:
-            await self._client.patch_scale(*key, kept)
+            await self._client.patch_scale(*self._key, kept)
         except ApiError as error:
             if error.general:
                 raise
-            log.warning("cannot write spec.replicas: %s", error, extra={"service": key})
+            log.warning("cannot write spec.replicas: %s", error, extra={"service": self._key})
         else:
             self._metrics.writes.labels("scale").inc()
-            await self._events.record(key, resource, [Event("Normal", REPLICAS_KEPT, message)], observed.now)
+            await self._events.record(resource, [Event("Normal", REPLICAS_KEPT, message)], observed.now)
         return replace(observed, resource={**resource, "spec": {**resource["spec"], "replicas": kept}})
 
     async def _annotate_pods(self, outcome: Outcome) -> float | None:
@@ -185,15 +200,15 @@ class Reconciler:
             self._cache.put(PODS, pod)
         return None
 
-    async def _children(self, key: Key, uid: str) -> Mapping[Ref, Obj]:
+    async def _children(self, uid: str) -> Mapping[Ref, Obj]:
         """Returns the cached children. Reads those again that another owner controls, since they block the plan."""
-        children = self._cache.children(key)
+        children = self._cache.children(self._key)
         for ref, obj in list(children.items()):
             if controller_uid(obj) == uid:
                 continue
             kind = kind_of(ref.api_version, ref.kind)
             try:
-                children[ref] = await self._client.get(kind, key.namespace, ref.name)
+                children[ref] = await self._client.get(kind, self._key.namespace, ref.name)
                 self._cache.put(kind, children[ref])
             except ApiError as error:
                 if error.general:
@@ -203,7 +218,7 @@ class Reconciler:
                     self._cache.delete(kind, obj)
         return children
 
-    async def _write_status(self, key: Key, outcome: Outcome) -> bool:
+    async def _write_status(self, outcome: Outcome) -> bool:
         """Writes the status. Returns whether the answer shows another spec than the reconciled one.
 
         The answer is put into the cache, so that the later watch event changes nothing. The spec may differ because of
@@ -215,45 +230,43 @@ class Reconciler:
         new = status(outcome.observed, outcome.plan)
         told = condition(resource, "Accepted").get("reason") == TWO_OPERATORS
         if not merge_patch(old, new) or (outcome.observed.operators and told):
-            self._status_refusals.pop(key, None)
-            await self._events.record(key, resource, (), outcome.observed.now)
+            self._status_refusal = ""
+            await self._events.record(resource, (), outcome.observed.now)
             return False
         events: list[Event] = []
         try:
-            written = await self._patch_status(key, resource, new)
-            self._status_refusals.pop(key, None)
+            written = await self._patch_status(resource, new)
+            self._status_refusal = ""
         except ApiError as error:
             if error.not_found or error.conflict:
-                log.info("the resource was deleted during the reconcile", extra={"service": key})
+                log.info("the resource was deleted during the reconcile", extra={"service": self._key})
                 self._cache.delete(DLMS, resource)
                 return False
             if not error.refusal:
                 raise
-            events, new = self._status_refused(key, error), minimal(new)
-            written = await self._write_minimal(key, resource, new, events, outcome.observed.now)
+            events, new = self._status_refused(error), minimal(new)
+            written = await self._write_minimal(resource, new, events, outcome.observed.now)
         if written is None:
             return False
         self._metrics.writes.labels("status").inc()
         same_labels = written["metadata"].get("labels") == resource["metadata"].get("labels")
         if same_labels:  # with other labels it may no longer match the watch's selector
             self._cache.put(DLMS, written, answered=True)
-        await self._events.record(key, resource, [*events, *transitions(old, new)], outcome.observed.now)
+        await self._events.record(resource, [*events, *transitions(old, new)], outcome.observed.now)
         return same_labels and _user_fields(slim(DLMS, written)) != _user_fields(resource)
 
-    async def _patch_status(self, key: Key, resource: Obj, new: Obj) -> Obj | None:
+    async def _patch_status(self, resource: Obj, new: Obj) -> Obj | None:
         """Patches the status. Returns the resource of the answer, or None if nothing differs."""
-        patch = merge_patch(resource.get("status") or {}, new)
-        return (
-            await self._client.patch_status(*key, resource["metadata"]["uid"], patch, self._settings.status_manager)
-            if patch
-            else None
-        )
+        patch, uid = merge_patch(resource.get("status") or {}, new), resource["metadata"]["uid"]
+        if not patch:
+            return None
+        return await self._client.patch_status(*self._key, uid, patch, self._settings.status_manager)
 
-    def _status_refused(self, key: Key, error: ApiError) -> list[Event]:
+    def _status_refused(self, error: ApiError) -> list[Event]:
         """Logs and counts a refused status. Returns an Event if the refusal is new."""
         self._metrics.status_refusals.inc()
-        log.error("status refused by the API server, writing a minimal one: %s", error, extra={"service": key})
-        before, self._status_refusals[key] = self._status_refusals.get(key), error.message
+        log.error("status refused by the API server, writing a minimal one: %s", error, extra={"service": self._key})
+        before, self._status_refusal = self._status_refusal, error.message
         if before == error.message:
             return []
         sentence = (
@@ -261,17 +274,15 @@ class Reconciler:
         )
         return [Event("Warning", STATUS_REFUSED, sentence)]
 
-    async def _write_minimal(
-        self, key: Key, resource: Obj, new: Obj, events: Sequence[Event], now: datetime
-    ) -> Obj | None:
+    async def _write_minimal(self, resource: Obj, new: Obj, events: Sequence[Event], now: datetime) -> Obj | None:
         """Writes a minimal status instead of a refused one. The Events are written in any case."""
         try:
-            written = await self._patch_status(key, resource, new)
+            written = await self._patch_status(resource, new)
         except ApiError:
-            await self._events.record(key, resource, events, now)
+            await self._events.record(resource, events, now)
             raise
         if written is None:
-            await self._events.record(key, resource, events, now)
+            await self._events.record(resource, events, now)
         return written
 
 
