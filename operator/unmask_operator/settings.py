@@ -35,9 +35,8 @@ class Settings:
     watch_selector: tuple[str, ...] = ()
     image_pull_secrets: tuple[str, ...] = ()  # names of Secrets for all engine pods
     read_nodes: bool = False  # whether the chart grants the permission
-    engine_env: Mapping[str, str] = field(
-        default_factory=dict
-    )  # variables of all engines, such as proxies and HF_ENDPOINT
+    # Variables of all engines, such as proxies and HF_ENDPOINT.
+    engine_env: Mapping[str, str] = field(default_factory=dict)
     engine_node_selector: Mapping[str, str] = field(default_factory=lambda: {"kubernetes.io/os": "linux"})
     gpu_node_selector: Mapping[str, str] = field(default_factory=dict)  # for pods with spec.gpu
     gpu_tolerations: list[Mapping[str, Any]] = field(default_factory=list)  # for pods with spec.gpu

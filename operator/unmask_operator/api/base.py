@@ -54,9 +54,8 @@ CountOrPercent = Annotated[
 ]
 
 _LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
-ObjectName = Annotated[
-    str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
-]  # DNS-1123 subdomain
+# DNS-1123 subdomain
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 LabelValue = Annotated[str, Field(max_length=63, pattern=rf"^({_LABEL_NAME})?$")]
 Labels = Annotated[dict[str, LabelValue], Field(max_length=32)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]
@@ -98,13 +97,11 @@ def _check_keys(reserved: tuple[str, ...]) -> AfterValidator:
 
 CommonLabels = Annotated[Labels, _check_keys(RESERVED_LABELS)]
 CommonAnnotations = Annotated[Annotations, _check_keys(RESERVED_ANNOTATIONS)]
-Revision = Annotated[
-    str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")
-]  # of a Hugging Face repository
+# Of a Hugging Face repository
+Revision = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")]
 Seconds = Annotated[int, Field(ge=1, le=3600)]
-Free = Annotated[
-    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
-]  # an object without a schema
+# An object without a schema
+Free = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
 
 
 class SecretKeyRef(Section):

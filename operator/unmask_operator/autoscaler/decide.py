@@ -81,9 +81,7 @@ def _at_rest(rules: Rules, sample: Sample, history: History, base: int, stable: 
         return NOT_READY
     if history.recommendations[-1].replicas > base:
         return FULL if base == rules.maximum else UP_WAITS
-    seen = (
-        recommendation.replicas for recommendation in history.within(sample.time, stable) if recommendation.complete
-    )
+    seen = (one.replicas for one in history.within(sample.time, stable) if one.complete)
     if max(seen, default=0) < base:
         return IDLE if base == rules.minimum else PARTIAL  # only unread pods justify the current size
     return FITS

@@ -66,9 +66,8 @@ class History:
     def with_recommendation(self, entry: Recommendation, keep_seconds: float) -> History:
         recent = tuple(r for r in self.recommendations if _age(r.time, entry.time) < keep_seconds)
         seen = entry.time if entry.complete else self.seen
-        return replace(
-            self, recommendations=(*recent, entry), seen=seen, warming_up=self.warming_up and not entry.complete
-        )
+        warming_up = self.warming_up and not entry.complete
+        return replace(self, recommendations=(*recent, entry), seen=seen, warming_up=warming_up)
 
     def scaled(self, now: datetime, change: int, keep_seconds: float = 1800) -> History:
         """Records a change of replicas. Drops older ones: autoscaling/v2 limits policy periods to 1800 s."""

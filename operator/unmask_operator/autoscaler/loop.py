@@ -101,29 +101,25 @@ class Autoscaler:
             return  # deleted, recreated or no longer scaled by Builtin during the scrape
         resource, rules = fresh, fresh_rules
         now = self.now()
-        loads = {
-            name(pod): load_seconds(pod, now, readings.get(name(pod), {}).get("load_seconds", 0.0)) for pod in pods
-        }
+        reported = {pod: reading.get("load_seconds", 0.0) for pod, reading in readings.items()}
+        loads = {name(pod): load_seconds(pod, now, reported.get(name(pod), 0.0)) for pod in pods}
         sample = Sample(now, resource["spec"].get("replicas", 1), readings, failures, loads)
         decision, history = decide(rules, sample, self._histories.get(key, History()))
-        if decision.desired != sample.replicas:
+        old, new = sample.replicas, decision.desired
+        if new != old:
             self._decisions[key] = decision  # a reconcile may see the new replicas before this write returns
             try:
-                await self.scale(key, decision.desired)
+                await self.scale(key, new)
             except Exception as error:  # any error of the client; the next tick retries
-                log.warning(
-                    "%s: cannot scale from %d to %d replicas: %s", key, sample.replicas, decision.desired, error
-                )
+                log.warning("%s: cannot scale from %d to %d replicas: %s", key, old, new, error)
                 reason = f"cannot write spec.replicas: {error}"
                 decision = replace(decision, reason=reason, healthy=False)
             else:
-                log.info(
-                    "%s: scaled from %d to %d replicas: %s", key, sample.replicas, decision.desired, decision.reason
-                )
-                history = history.scaled(sample.time, decision.desired - sample.replicas)
+                log.info("%s: scaled from %d to %d replicas: %s", key, old, new, decision.reason)
+                history = history.scaled(sample.time, new - old)
                 decision = replace(decision, last_scale_time=history.last_scale_time)
         self._histories[key] = history
-        if history.warming_up and decision.healthy and decision.desired == sample.replicas:
+        if history.warming_up and decision.healthy and new == old:
             return  # no complete sample yet: keep the previous leader's status until the metrics are stale
         if self._decisions.get(key) != decision:
             self._decisions[key] = decision

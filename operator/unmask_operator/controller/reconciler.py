@@ -269,9 +269,7 @@ class _Resource:
         before, self._status_refusal = self._status_refusal, error.message
         if before == error.message:
             return []
-        sentence = (
-            f"the API server refused the status; only counts and shortened conditions are written: {error.message}"
-        )
+        sentence = f"the API server refused the status; only counts and short conditions are written: {error.message}"
         return [Event("Warning", STATUS_REFUSED, sentence)]
 
     async def _write_minimal(self, resource: Obj, new: Obj, events: Sequence[Event], now: datetime) -> Obj | None:

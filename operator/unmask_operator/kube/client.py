@@ -114,9 +114,8 @@ class Client:
         if content_type in (YAML, APPLY):
             body = encode(body)
         try:
-            answer = await api.call_api(
-                method, url, headers, body, _request_timeout=aiohttp.ClientTimeout(total=timeout)
-            )
+            limit = aiohttp.ClientTimeout(total=timeout)
+            answer = await api.call_api(method, url, headers, body, _request_timeout=limit)
             content = await answer.read()
         except (aiohttp.ClientError, OSError, WriteWithheld) as error:
             if _was_withheld(error):

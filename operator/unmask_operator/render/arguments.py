@@ -39,9 +39,8 @@ def engine_arguments(resource: DiffusionLMService, settings: Settings) -> list[s
     _refuse_repetitions(extra, written)
     image = resource.spec.image or settings.runtime_image
     if extra and dataclasses.replace(settings, runtime_image=image).runtime_is_own_version:
-        local = (
-            argument for field, argument in written.items() if field != _AUTH
-        )  # the key file exists only in the pod
+        # The key file exists only in the pod.
+        local = (argument for field, argument in written.items() if field != _AUTH)
         _parse_with_runtime([*local, *extra])
     return [*written.values(), *extra]
 

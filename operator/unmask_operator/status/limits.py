@@ -101,7 +101,6 @@ def minimal(status: Obj) -> Obj:
     for condition in status.get("conditions") or ():
         reason = re.sub(r"[^A-Za-z0-9]", "", condition["reason"])
         message = "".join(char if char.isprintable() else " " for char in condition["message"])
-        conditions.append(
-            {**condition, "reason": valid_reason(reason), "message": valid_text(message, MINIMAL_MESSAGE_LENGTH)}
-        )
+        message = valid_text(message, MINIMAL_MESSAGE_LENGTH)
+        conditions.append({**condition, "reason": valid_reason(reason), "message": message})
     return {**counts, "conditions": conditions}

@@ -102,12 +102,11 @@ class StatusInput:
     def _was_rolled_out(self) -> bool:
         """Whether the newest revision has the template of the current one, whose pods were all Ready once."""
         name = section(self.observed.resource, "status").get("currentRevision")
-        current = next(
-            (revision for revision in self.observed.template_revisions if self._name(revision) == name), None
-        )
+        revisions = self.observed.template_revisions
+        current = next((revision for revision in revisions if self._name(revision) == name), None)
         if current is None:
             return False
-        newest = self.observed.template_revisions[0]
+        newest = revisions[0]
         if current.number == newest.number:
             return True
         return (
@@ -166,8 +165,7 @@ def _trouble(observed: Observed, newest_first: list[Obj], pods: tuple[Obj, ...])
     if newest_first and (failed := pod_status.over(newest_first[0])):
         return failed
     for pod in pods:
-        if found := event_messages.trouble(
-            pod, observed.pod_events.get(pod["metadata"]["uid"], ())
-        ) or pod_status.trouble(pod):
+        events = observed.pod_events.get(pod["metadata"]["uid"], ())
+        if found := event_messages.trouble(pod, events) or pod_status.trouble(pod):
             return found
     return None

@@ -28,9 +28,8 @@ def evaluate(inputs: StatusInput) -> Condition | None:
 def _paused(inputs: StatusInput, cause: str) -> Condition | None:
     if not inputs.paused:
         return None
-    return false(
-        "DeploymentPaused", f"the newest template is not rolled out: {inputs.paused}{f'; {cause}' if cause else ''}"
-    )
+    more = f"; {cause}" if cause else ""
+    return false("DeploymentPaused", f"the newest template is not rolled out: {inputs.paused}{more}")
 
 
 def _progress(inputs: StatusInput, cause: Condition | None) -> str:

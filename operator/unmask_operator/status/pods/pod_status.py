@@ -69,12 +69,14 @@ def load_seconds(pod: Obj, now: datetime, reported: float = 0.0) -> float:
     end = condition(pod, "Ready").get("lastTransitionTime") if is_ready(pod) else now.isoformat()
     if not (begin and end and is_scheduled(pod)) or trouble(pod):
         return 0.0
-    seconds = (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
+    seconds = _seconds(begin, end)
     if reported and started:
-        seconds = min(
-            seconds, reported + (datetime.fromisoformat(started) - datetime.fromisoformat(begin)).total_seconds()
-        )
+        seconds = min(seconds, reported + _seconds(begin, started))
     return seconds if 0 < seconds <= progress_deadline(pod) else 0.0
+
+
+def _seconds(begin: str, end: str) -> float:
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
 
 
 def is_scheduled(pod: Obj) -> bool:

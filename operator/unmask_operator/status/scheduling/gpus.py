@@ -84,9 +84,8 @@ def _explain(
     alone = not causes and not (capacity and capacity.excluded_gpus)
     if capacity and not causes and need > capacity.largest:
         causes = list(dict.fromkeys(SchedulerReason(None, node.scheduler_text) for node, _ in capacity.excluded_gpus))
-    start = (
-        f"{explain(causes, has_gpu=True, excluded=capacity.relevant_excluded if capacity else ())}; " if causes else ""
-    )
+    nodes = capacity.relevant_excluded if capacity else ()
+    start = f"{explain(causes, has_gpu=True, excluded=nodes)}; " if causes else ""
     if capacity is None:
         reason = "InsufficientGPU" if alone else "Unschedulable"
         return false(reason, f"{start}a pod needs {need} {resource}{hint} ({sentence})")
@@ -95,9 +94,8 @@ def _explain(
         none = f"a pod needs {need} {resource} and no node that it may run on has any{excluded}"
         if capacity.excluded_gpus:
             return false("Unschedulable", f"{start}{none} ({sentence})")
-        return false(
-            "InsufficientGPU", f"{start}{none}: add a node with GPUs, or install their device plugin ({sentence})"
-        )
+        fix = "add a node with GPUs, or install their device plugin"
+        return false("InsufficientGPU", f"{start}{none}: {fix} ({sentence})")
     allowed = "" if alone else " that it may run on"
     counted = f"{start}a pod needs {need} {resource} and the largest node{allowed} has {largest}"
     if need > largest:
@@ -147,9 +145,8 @@ def _capacity(inputs: StatusInput, pod: Obj, resource: str, *, ignore_state: boo
         return None
     allowed, excluded = split_nodes(pod, inputs.observed.nodes, ignore_state=ignore_state)
     counted = [(node, _allocatable(node.node, resource)) for node in sorted(excluded, key=lambda node: node.name)]
-    return _Capacity(
-        [_allocatable(node, resource) for node in allowed], excluded, [(node, gpus) for node, gpus in counted if gpus]
-    )
+    with_gpus = [(node, gpus) for node, gpus in counted if gpus]
+    return _Capacity([_allocatable(node, resource) for node in allowed], excluded, with_gpus)
 
 
 def _allocatable(node: Obj, resource: str) -> int:
