@@ -8,13 +8,18 @@ from unmask_operator.api.spec import CHILD_OF
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.plan.adoption import adopted_revision, is_orphan, owner_reference
 from unmask_operator.plan.observed import Observed
-from unmask_operator.plan.rollout import resolve_revision
 from unmask_operator.render import render
 from unmask_operator.render.adapters import follows
 from unmask_operator.render.children import PODMONITOR
 from unmask_operator.render.labels import adapters_config, model_config, revision_name
 from unmask_operator.render.model_revision import key_of, recorded
-from unmask_operator.render.revision import Revision, UnsupportedRevision, revisions_to_keep, running_revision
+from unmask_operator.render.revision import (
+    Revision,
+    UnsupportedRevision,
+    resolve_revision,
+    revisions_to_keep,
+    running_revision,
+)
 from unmask_operator.render.workload import replicas
 from unmask_operator.settings import Settings
 

@@ -3,7 +3,7 @@
 from unmask_operator.objects import number, section
 from unmask_operator.status.condition import Condition, false, true
 from unmask_operator.status.conditions import scheduled
-from unmask_operator.status.pods import pod_status, readiness
+from unmask_operator.status.pods import pod_status
 from unmask_operator.status.status_input import StatusInput
 
 
@@ -43,10 +43,10 @@ def _progress(inputs: StatusInput, cause: Condition | None) -> str:
     old = number(inputs.status, "replicas") - updated
     remaining = f", {old} of an older one remain{'s' if old == 1 else ''}" if old > 0 else ""
     # The readiness probe fails for a moment after each start, which would only change the message twice.
-    more = f"; {cause.message}" if cause and cause.reason != readiness.PROBE_FAILED else ""
+    more = f"; {cause.message}" if cause and cause.reason != pod_status.PROBE_FAILED else ""
     return f"{updated} of {inputs.desired} pods are of the newest template{remaining}{more}"
 
 
 def unready(inputs: StatusInput) -> Condition | None:
     """Returns why the first pod with a loaded model is not Ready, or None."""
-    return next((found for pod in inputs.pods if (found := readiness.unready(pod))), None)
+    return next((found for pod in inputs.pods if (found := pod_status.unready(pod))), None)
