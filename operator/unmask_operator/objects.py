@@ -75,6 +75,11 @@ def number(obj: Any, member: str, default: int = 0) -> int:
     return found if isinstance(found, int) else default
 
 
+def condition(obj: Obj, kind: str) -> Obj:
+    """Returns a condition of a pod or another object, or {}."""
+    return next((c for c in section(obj, "status").get("conditions") or () if c["type"] == kind), {})
+
+
 def quantity(value: Any) -> Decimal | None:
     """Parses a Kubernetes quantity ("500m", "2Gi", 4, "1e3"); None if the value is invalid."""
     try:

@@ -15,7 +15,7 @@ from unmask_operator.api.engine import Thresholds
 from unmask_operator.api.flags import spelling
 from unmask_operator.render.adapters import MOUNT
 from unmask_operator.render.arguments import engine_arguments
-from unmask_operator.render.model_source import MODEL_MOUNT, adapter
+from unmask_operator.render.model import MODEL_MOUNT, adapter
 from unmask_operator.settings import Settings
 
 READERS = [  # flags whose values make the runtime read files, open sockets or accept secrets

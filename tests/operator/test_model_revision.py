@@ -9,7 +9,7 @@ from tests.operator import samples
 from tests.operator.samples import apply, child, container, edit, kinds, make, observe, resource, settled, template
 from unmask_operator.objects import Ref
 from unmask_operator.plan.observed import Observed
-from unmask_operator.render.model_revision import key_of
+from unmask_operator.render.model import key_of
 from unmask_operator.status import status
 
 A, B = "a" * 40, "b" * 40

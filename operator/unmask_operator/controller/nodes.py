@@ -11,9 +11,8 @@ from unmask_operator.kube.cache import owner_key
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import NODES
-from unmask_operator.objects import Key, Obj
+from unmask_operator.objects import Key, Obj, condition
 from unmask_operator.plan.plan import NODES_SECONDS
-from unmask_operator.status.pods.pod_status import condition
 from unmask_operator.status.pods.pod_status import unschedulable as pod_unschedulable
 
 _TAINT = ("key", "value", "effect")

@@ -14,7 +14,7 @@ from unmask_operator.plan.observed import Adapter, Load
 from unmask_operator.pod_http import PODS_AT_ONCE, PODS_PER_SERVICE, get_text
 from unmask_operator.render.adapters import follows
 from unmask_operator.render.labels import PORT
-from unmask_operator.render.model_revision import COMMIT, key_of
+from unmask_operator.render.model import COMMIT, key_of
 from unmask_operator.status.pods.pod_status import is_live, is_ready
 
 TIMEOUT_SECONDS = 2.0

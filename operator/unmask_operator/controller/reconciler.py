@@ -18,7 +18,7 @@ from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import DLMS, PODS, kind_of
 from unmask_operator.kube.merge_patch import merge_patch
 from unmask_operator.metrics import Metrics
-from unmask_operator.objects import Key, Obj, Ref, controller_uid
+from unmask_operator.objects import Key, Obj, Ref, condition, controller_uid
 from unmask_operator.plan import scalers
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan, last_accepted, plan, plan_of_deleted
@@ -27,8 +27,8 @@ from unmask_operator.status import status
 from unmask_operator.status.conditions.basic import TWO_OPERATORS
 from unmask_operator.status.conditions.scheduled import UNSEEN_SECONDS
 from unmask_operator.status.limits import minimal
-from unmask_operator.status.pods import departures
-from unmask_operator.status.pods.pod_status import condition, is_unseen
+from unmask_operator.status.pods import terminations
+from unmask_operator.status.pods.pod_status import is_unseen
 from unmask_operator.status.transitions import Event, transitions
 
 STATUS_REFUSED, REPLICAS_KEPT = "StatusRefused", "ReplicasKept"  # reasons of Events
@@ -161,9 +161,9 @@ class _Resource:
             replicas_manager=self._manifest_writes.observe(resource, observed.now),
             operators=sorted(name.partition("/")[2] for name in (other, self._operators.own)) if other else (),
         )
-        gone, told = departures.departed(observed.pods), self._departed
+        gone, told = terminations.departed(observed.pods), self._departed
         if told is not None:  # pods that departed under an earlier leader are not reported again
-            await self._events.record(resource, departures.events(gone.values(), told), observed.now)
+            await self._events.record(resource, terminations.departures(gone.values(), told), observed.now)
         self._departed = set(gone)
         observed = await self._keep_replicas(observed)
         observed, adopted = await adoption.adopt(self._client, self._cache, observed)

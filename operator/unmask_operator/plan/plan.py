@@ -12,7 +12,7 @@ from unmask_operator.render import render
 from unmask_operator.render.adapters import follows
 from unmask_operator.render.children import PODMONITOR
 from unmask_operator.render.labels import adapters_config, model_config, revision_name
-from unmask_operator.render.model_revision import key_of, recorded
+from unmask_operator.render.model import key_of, recorded
 from unmask_operator.render.revision import (
     Revision,
     UnsupportedRevision,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import Obj
 from unmask_operator.render import adapters, children
-from unmask_operator.render.model_revision import config_map
+from unmask_operator.render.model import config_map
 from unmask_operator.render.revision import Revision, controller_revision
 from unmask_operator.render.workload import deployment
 from unmask_operator.settings import Settings

@@ -9,7 +9,7 @@ from typing import Any
 
 from unmask_operator.api import DiffusionLMService, Spec
 from unmask_operator.objects import Obj, Ref
-from unmask_operator.render import model_source
+from unmask_operator.render import model
 from unmask_operator.render.labels import adapters_config, child
 
 VOLUME = "adapters"
@@ -27,7 +27,7 @@ def arguments(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "spec.lora", f"--lora-config={MOUNT}"
     for merged in spec.lora.adapters if spec.lora and spec.lora.pre_merge else ():
         yield "spec.lora.adapters[0].name", f"--served-model-name={merged.name}"  # in addition to the model's name
-        yield "spec.lora.adapters[0].uri", f"--lora-path={model_source.adapter(merged)}"
+        yield "spec.lora.adapters[0].uri", f"--lora-path={model.adapter(merged)}"
         yield "spec.lora.adapters[0]", "--use-lora=true"
         yield "spec.lora.preMerge", "--pre-merge-lora=true"
 
@@ -37,7 +37,7 @@ def config_map(resource: DiffusionLMService) -> Obj | None:
     spec = resource.spec
     if not spec.lora or not are_followed(spec):
         return None
-    data = {one.name: model_source.adapter(one) for one in spec.lora.adapters}
+    data = {one.name: model.adapter(one) for one in spec.lora.adapters}
     return child(resource, "v1", "ConfigMap", adapters_config(resource.name), data=data)
 
 

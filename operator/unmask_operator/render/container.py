@@ -5,10 +5,10 @@ import math
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE, LivenessProbe, ReadinessProbe, StartupProbe
 from unmask_operator.objects import Obj, quantity
-from unmask_operator.render import adapters, ca_bundle, model_source
+from unmask_operator.render import adapters, ca_bundle, model
 from unmask_operator.render.arguments import engine_arguments
 from unmask_operator.render.labels import KEYS_MOUNT, MAIN, PORT, PORT_NAME
-from unmask_operator.render.model_revision import variable
+from unmask_operator.render.model import variable
 from unmask_operator.settings import Settings
 
 _COMPILE_CACHE = "/var/cache/unmask"
@@ -108,7 +108,7 @@ def _mounts(resource: DiffusionLMService, settings: Settings) -> list[Obj]:
         {"name": "model-cache", "mountPath": _MODEL_CACHE},
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
-    read_only = model_source.mounts(resource.spec)
+    read_only = model.mounts(resource.spec)
     if adapters.are_followed(resource.spec):  # both as directories: the kubelet does not update subPath mounts
         read_only[adapters.MOUNT] = adapters.VOLUME
     if resource.spec.auth:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE
 from unmask_operator.objects import RESTARTED_AT, TEMPLATE_LABEL, Obj, digest, section
-from unmask_operator.render import adapters, ca_bundle, container, model_source
+from unmask_operator.render import adapters, ca_bundle, container, model
 from unmask_operator.render.labels import (
     KEYS_FILE,
     MAIN,
@@ -143,7 +143,7 @@ def _volumes(resource: DiffusionLMService, settings: Settings) -> list[Obj]:
         {"name": "model-cache", "emptyDir": {"sizeLimit": CACHE_SIZE if size is None else size}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared}},
     ]
-    for volume, claim in model_source.volumes(resource.spec).items():
+    for volume, claim in model.volumes(resource.spec).items():
         volumes.append({"name": volume, "persistentVolumeClaim": {"claimName": claim}})
     if adapters.are_followed(resource.spec):
         volumes.append({"name": adapters.VOLUME, "configMap": {"name": adapters_config(resource.name)}})

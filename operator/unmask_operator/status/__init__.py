@@ -8,7 +8,7 @@ from unmask_operator.objects import SERVICE_LABEL, Obj, Ref, number, section
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
 from unmask_operator.render.labels import model_config, url
-from unmask_operator.render.model_revision import key_of, recorded
+from unmask_operator.render.model import key_of, recorded
 from unmask_operator.status import admission
 from unmask_operator.status.condition import Condition, false
 from unmask_operator.status.conditions import (

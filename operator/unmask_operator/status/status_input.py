@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from unmask_operator.api.service import without_nulls
-from unmask_operator.objects import TEMPLATE_LABEL, Obj, number, section
+from unmask_operator.objects import TEMPLATE_LABEL, Obj, condition, number, section
 from unmask_operator.plan.observed import Load, Observed
 from unmask_operator.plan.plan import Plan, Problem
 from unmask_operator.render.labels import revision_name
@@ -95,7 +95,7 @@ class StatusInput:
             return True  # even if the Deployment controller has not observed new replicas or a new strategy
         if not self.is_observed:
             return False
-        was_complete = pod_status.condition(self.deployment, "Progressing").get("reason") == "NewReplicaSetAvailable"
+        was_complete = condition(self.deployment, "Progressing").get("reason") == "NewReplicaSetAvailable"
         return was_complete or (updated >= self.desired and number(status, "readyReplicas") >= self.desired)
 
     @property

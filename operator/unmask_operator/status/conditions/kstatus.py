@@ -7,9 +7,8 @@ condition is present only while it is True, which is the convention of kstatus.
 
 from datetime import datetime
 
-from unmask_operator.objects import KIND, number
+from unmask_operator.objects import KIND, condition, number
 from unmask_operator.status.condition import Condition, false, true
-from unmask_operator.status.pods import pod_status
 from unmask_operator.status.status_input import StatusInput
 
 TYPE = "Stalled"
@@ -37,7 +36,7 @@ def _cause(inputs: StatusInput, accepted: Condition, ready: Condition) -> Condit
         return ready
     if inputs.paused and not inputs.rolled_out:
         return false("DeploymentPaused", inputs.paused)
-    progressing = pod_status.condition(inputs.deployment, "Progressing")
+    progressing = condition(inputs.deployment, "Progressing")
     exceeded = progressing.get("status") == "False" and progressing.get("reason") == DEADLINE
     if exceeded and inputs.is_observed and not inputs.rolled_out:
         return false(DEADLINE, ready.message)
@@ -46,7 +45,7 @@ def _cause(inputs: StatusInput, accepted: Condition, ready: Condition) -> Condit
 
 def _refused_for_long(inputs: StatusInput) -> bool:
     """Returns whether pods are refused for longer than a webhook takes to start and a quota to be updated."""
-    since = pod_status.condition(inputs.deployment, "ReplicaFailure").get("lastTransitionTime")
+    since = condition(inputs.deployment, "ReplicaFailure").get("lastTransitionTime")
     if not since:
         return False
     return (inputs.observed.now - datetime.fromisoformat(str(since))).total_seconds() >= REFUSED_SECONDS

@@ -1,6 +1,6 @@
 """RolloutComplete: all pods are of the newest template, and all were Ready at least once."""
 
-from unmask_operator.objects import number, section
+from unmask_operator.objects import condition, number, section
 from unmask_operator.status.condition import Condition, false, true
 from unmask_operator.status.conditions import scheduled
 from unmask_operator.status.pods import pod_status
@@ -18,7 +18,7 @@ def evaluate(inputs: StatusInput) -> Condition | None:
     cause = unready(inputs)
     if found := _paused(inputs, cause.message if cause else ""):
         return found
-    progressing = pod_status.condition(inputs.deployment, "Progressing")
+    progressing = condition(inputs.deployment, "Progressing")
     if progressing.get("status") == "False":
         more = f"; {cause.message}" if cause else ""
         return false("ProgressDeadlineExceeded", f"{progressing.get('message', 'the rollout takes too long')}{more}")

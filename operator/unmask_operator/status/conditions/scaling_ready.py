@@ -3,12 +3,11 @@
 The condition is present with `spec.autoscaling`, and while further replicas of a serving resource cannot be created.
 """
 
-from unmask_operator.objects import section
+from unmask_operator.objects import condition, section
 from unmask_operator.plan.scalers import other_scaler
 from unmask_operator.render.labels import engine_name
 from unmask_operator.status.condition import Condition, false, true, unknown
 from unmask_operator.status.conditions import scheduled
-from unmask_operator.status.pods.pod_status import condition
 from unmask_operator.status.status_input import StatusInput
 
 TYPE = "ScalingReady"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 
-from unmask_operator.objects import Obj, section
+from unmask_operator.objects import Obj, condition, section
 from unmask_operator.status.condition import Condition, false, true
 from unmask_operator.status.pods import pod_status
 from unmask_operator.status.pods.event_messages import ONE_AT_A_TIME
@@ -31,10 +31,10 @@ def evaluate(inputs: StatusInput) -> Condition | None:
 
 def obstacle(inputs: StatusInput) -> Condition | None:
     """Returns why pods are not created or not scheduled, or None."""
-    failure = pod_status.condition(inputs.deployment, "ReplicaFailure")
+    failure = condition(inputs.deployment, "ReplicaFailure")
     if failure.get("status") == "True":
         return false("PodCreationRefused", str(failure.get("message") or failure.get("reason")))
-    progressing = pod_status.condition(inputs.deployment, "Progressing")
+    progressing = condition(inputs.deployment, "Progressing")
     if progressing.get("status") == "False" and progressing.get("reason") == "ReplicaSetCreateError":
         return false("PodCreationRefused", str(progressing.get("message") or progressing["reason"]))
     if inputs.paused and not inputs.pods and not inputs.rolled_out:

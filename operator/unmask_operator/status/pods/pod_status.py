@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from unmask_operator.objects import Obj
+from unmask_operator.objects import Obj, condition
 from unmask_operator.render.ca_bundle import INIT_CONTAINER
 from unmask_operator.render.labels import MAIN
 from unmask_operator.render.workload import progress_deadline
@@ -99,11 +99,6 @@ def unschedulable(pod: Obj) -> str | None:
 def is_unseen(pod: Obj) -> bool:
     """Returns whether no scheduler has handled a pod without a node. One that cannot place it sets a condition."""
     return is_live(pod) and not is_scheduled(pod) and not condition(pod, "PodScheduled")
-
-
-def condition(obj: Obj, kind: str) -> Obj:
-    """Returns a condition of a pod or another object, or {}."""
-    return next((c for c in _status(obj).get("conditions") or () if c["type"] == kind), {})
 
 
 def trouble(pod: Obj) -> Condition | None:

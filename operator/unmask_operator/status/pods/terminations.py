@@ -1,12 +1,17 @@
-"""Explains terminated containers and failed pods, and names the field to change."""
+"""Explains terminated containers, failed pods and disrupted ones, and names the field to change.
+
+Pods that failed or had to leave their node are reported by Events, because the pod that replaces one hides the cause.
+"""
 
 import re
 import signal
+from collections.abc import Collection, Iterable, Iterator
 
-from unmask_operator.objects import Obj
+from unmask_operator.objects import Obj, condition
 from unmask_operator.render.ca_bundle import INIT_CONTAINER
 from unmask_operator.render.labels import MAIN, all_containers
 from unmask_operator.status.condition import Condition, false
+from unmask_operator.status.transitions import Event
 
 POD_SPEC = "spec.podTemplate.spec"  # the field of the resource that overrides the pod
 _START_ERRORS = ("StartError", "ContainerCannotRun")
@@ -49,7 +54,7 @@ def ended(pod: Obj, container: Obj, end: Obj) -> Condition:
 def failed(pod: Obj) -> Condition:
     """Returns the condition for a pod in phase Failed."""
     status = pod.get("status") or {}
-    disruption: Obj = next((c for c in status.get("conditions") or () if c["type"] == "DisruptionTarget"), {})
+    disruption = condition(pod, "DisruptionTarget")
     ends = ((c.get("state") or {}).get("terminated") or {} for c in status.get("containerStatuses") or ())
     end: Obj = next((end for end in ends if str(end.get("reason") or "") not in _ORDINARY_REASONS), {})
     reason = str(status.get("reason") or end.get("reason") or "PodFailed")
@@ -59,6 +64,39 @@ def failed(pod: Obj) -> Condition:
         fix = f"remove {POD_SPEC}.activeDeadlineSeconds"
     sentence = f"pod {pod['metadata']['name']} failed: {message or reason}"
     return false(reason, f"{sentence.rstrip('. ')}; {fix}" if fix else sentence)
+
+
+def departed(pods: Iterable[Obj]) -> dict[str, Obj]:
+    """Returns the pods that failed or are disrupted, such as by preemption or the shutdown of a node, by uid."""
+    return {pod["metadata"]["uid"]: pod for pod in pods if _has_failed(pod) or _disruption(pod)}
+
+
+def departures(pods: Iterable[Obj], told: Collection[str]) -> Iterator[Event]:
+    """Yields the Event of each departed pod whose uid was not told before.
+
+    An eviction by the API, as in a drain, is a request of a person.
+    """
+    for uid, pod in departed(pods).items():
+        if uid in told:
+            continue
+        cause, disruption = failed(pod), _disruption(pod)
+        if _has_failed(pod):
+            yield Event("Warning", cause.reason, cause.message)
+        else:
+            reason, node = str(disruption.get("reason") or "Disrupted"), (pod.get("spec") or {}).get("nodeName")
+            kind = "Normal" if reason == "EvictionByEvictionAPI" else "Warning"
+            yield Event(
+                kind, reason, f"pod {pod['metadata']['name']} leaves node {node}: {disruption.get('message') or reason}"
+            )
+
+
+def _has_failed(pod: Obj) -> bool:
+    return (pod.get("status") or {}).get("phase") == "Failed"
+
+
+def _disruption(pod: Obj) -> Obj:
+    found = condition(pod, "DisruptionTarget")
+    return found if found.get("status") == "True" else {}
 
 
 def _out_of_memory(pod: Obj, name: str) -> str:

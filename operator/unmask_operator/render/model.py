@@ -1,4 +1,6 @@
-"""Commit of an `hf://` model without a revision. The first pod resolves it, and all later pods use the same commit.
+"""Maps the uri of a model or an adapter to volumes, mounts and the location in the pod.
+
+The first pod resolves an `hf://` model without a revision, and all later pods use the same commit.
 
 The commit is not part of the pod template, because a change of the template would restart pods. Instead, `--model` ends
 in a variable with the value of a ConfigMap key. The value is empty at first, so the engine loads the main branch. It is
@@ -13,11 +15,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from unmask_operator.api import DiffusionLMService
+from unmask_operator.api import DiffusionLMService, Spec, SpecError
+from unmask_operator.api.lora import Adapter
 from unmask_operator.objects import Obj, section
 from unmask_operator.render.labels import child, main_container, model_config
 
 VARIABLE = "MODEL_REVISION"  # without the prefix UNMASK_, for which the runtime rejects variables that are no flags
+MODEL_MOUNT = "/mnt/model"  # mount path of the claim of a pvc:// model
+CLAIMS_MOUNT = "/mnt/adapters"  # parent of the mount paths of claims with adapters
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -56,3 +61,49 @@ def recorded(live: Mapping[str, Any]) -> dict[str, str]:
     """Returns the resolved commits of a ConfigMap by key."""
     data = live.get("data") or {}
     return {name: value[1:] for name, value in data.items() if value[:1] == "@" and COMMIT.fullmatch(value[1:])}
+
+
+def volumes(spec: Spec) -> dict[str, str]:
+    """Returns the PersistentVolumeClaims of the pods by volume name."""
+    named = enumerate(spec.lora.claim_names if spec.lora else ())
+    own = {"model": _on_claim(spec.model.uri)[0]} if spec.model.uri.startswith("pvc://") else {}
+    return own | {f"adapters-{i}": claim for i, claim in named}
+
+
+def mounts(spec: Spec) -> dict[str, str]:
+    """Returns volume names by mount path. With adapters, each claim is also mounted by name, including the model's."""
+    found = volumes(spec)
+    by_name = {f"{CLAIMS_MOUNT}/{claim}": volume for volume, claim in found.items()} if spec.lora else {}
+    return ({MODEL_MOUNT: "model"} if "model" in found else {}) | by_name
+
+
+def model_argument(spec: Spec) -> str | None:
+    """Returns the value of ``--model``; None for demo://, the runtime's default.
+
+    Raises:
+        SpecError: the scheme is not supported by this version.
+    """
+    uri, revision = spec.model.uri, spec.model.revision
+    match uri.partition("://")[0]:
+        case "hf":
+            return uri + (f"@{revision}" if revision else f"$({VARIABLE})")  # empty, or "@" and a commit
+        case "pvc":
+            return "/".join((MODEL_MOUNT, *_on_claim(uri)[1:]))
+        case "demo":
+            return None
+        case scheme:
+            raise SpecError(
+                "spec.model.uri", f"{scheme}:// is not supported by this operator; use demo://, hf:// or pvc://"
+            )
+
+
+def adapter(lora_adapter: Adapter) -> str:
+    """Returns the location of an adapter for the runtime, which rejects unknown schemes per adapter."""
+    if lora_adapter.uri.startswith("pvc://"):
+        return "/".join((CLAIMS_MOUNT, *_on_claim(lora_adapter.uri)))
+    return lora_adapter.uri + (f"@{lora_adapter.revision}" if lora_adapter.revision else "")
+
+
+def _on_claim(uri: str) -> list[str]:
+    """Splits a pvc:// uri into the claim and the path components."""
+    return uri.removeprefix("pvc://").rstrip("/").split("/")
