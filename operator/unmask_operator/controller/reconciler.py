@@ -91,37 +91,33 @@ class Reconciler:
         return result
 
 
+@dataclass
 class _Resource:
     """Reconciles one resource, and remembers what earlier reconciles did."""
 
-    def __init__(
-        self,
-        client: Client,
-        cache: Cache,
-        settings: Settings,
-        observe: Observe,
-        metrics: Metrics,
-        clock: Callable[[], float],
-        key: Key,
-    ) -> None:
-        self._client = client
-        self._cache = cache
-        self._settings = settings
-        self._observe = observe
-        self._metrics = metrics
-        self._key = key
-        self._conflicts = FieldConflicts(clock)
-        self._events = EventRecorder(client, settings.pod_name)
+    client: Client
+    cache: Cache
+    settings: Settings
+    observe: Observe
+    metrics: Metrics
+    clock: Callable[[], float]
+    key: Key
+
+    def __post_init__(self) -> None:
+        self._conflicts = FieldConflicts(self.clock)
+        self._events = EventRecorder(self.client, self.settings.pod_name)
         self._manifest_writes = ManifestWrites()
         self._departed: set[str] | None = None  # uids of pods that failed or were disrupted
-        self._operators = OtherOperators(settings.status_manager)
-        self._applier = Applier(client, cache, lambda verb: metrics.writes.labels(verb).inc(), self._conflicts)
+        self._operators = OtherOperators(self.settings.status_manager)
+        self._applier = Applier(
+            self.client, self.cache, lambda verb: self.metrics.writes.labels(verb).inc(), self._conflicts
+        )
         self._status_refusal = ""  # message of the last write if it was refused
 
     async def reconcile(self, resource: Obj, first_attempt: bool) -> Result:
-        key = self._key
+        key = self.key
         children = await self._children(resource["metadata"]["uid"])
-        observed = await self._observe(resource, children, self._cache.pods(key))
+        observed = await self.observe(resource, children, self.cache.pods(key))
         make_plan: Callable[..., Plan] = plan
         make_earlier: Callable[..., Plan] = last_accepted
         if resource["metadata"].get("deletionTimestamp"):
@@ -129,7 +125,7 @@ class _Resource:
         else:
             observed = await self._prepare(observed)
         outcome = await self._applier.apply(
-            partial(make_plan, settings=self._settings), partial(make_earlier, settings=self._settings), observed
+            partial(make_plan, settings=self.settings), partial(make_earlier, settings=self.settings), observed
         )
         if outcome.writes:
             log.info("wrote or deleted %d children", outcome.writes, extra={"service": key})
@@ -137,7 +133,7 @@ class _Resource:
             log.warning("cannot write %s %s: %s", ref.kind, ref.name, error, extra={"service": key})
             if first_attempt:
                 raise error
-            self._metrics.api_errors.labels(str(error.status)).inc()
+            self.metrics.api_errors.labels(str(error.status)).inc()
         annotate_after = await self._annotate_pods(outcome)
         if await self._write_status(outcome):
             return Result(requeue_after=0.0)
@@ -166,10 +162,10 @@ class _Resource:
             await self._events.record(resource, terminations.departures(gone.values(), told), observed.now)
         self._departed = set(gone)
         observed = await self._keep_replicas(observed)
-        observed, adopted = await adoption.adopt(self._client, self._cache, observed)
+        observed, adopted = await adoption.adopt(self.client, self.cache, observed)
         if adopted:
-            log.info("adopted %d objects", len(adopted), extra={"service": self._key})
-            self._metrics.writes.labels("adopt").inc(len(adopted))
+            log.info("adopted %d objects", len(adopted), extra={"service": self.key})
+            self.metrics.writes.labels("adopt").inc(len(adopted))
             await self._events.record(resource, [adoption.event(adopted)], observed.now)
         return observed
 
@@ -180,13 +176,13 @@ class _Resource:
             return observed
         message = f"spec.replicas fell to its default while spec.autoscaling is set; {kept} replicas are kept"
         try:
-            await self._client.patch_scale(*self._key, kept)
+            await self.client.patch_scale(*self.key, kept)
         except ApiError as error:
             if error.general:
                 raise
-            log.warning("cannot write spec.replicas: %s", error, extra={"service": self._key})
+            log.warning("cannot write spec.replicas: %s", error, extra={"service": self.key})
         else:
-            self._metrics.writes.labels("scale").inc()
+            self.metrics.writes.labels("scale").inc()
             await self._events.record(resource, [Event("Normal", REPLICAS_KEPT, message)], observed.now)
         return replace(observed, resource={**resource, "spec": {**resource["spec"], "replicas": kept}})
 
@@ -195,27 +191,27 @@ class _Resource:
         pods = adapters.outdated_pods(outcome.observed)
         if pods and outcome.writes:
             return adapters.PAUSE_SECONDS
-        for pod in await adapters.annotate(self._client, outcome.observed, pods):
-            self._metrics.writes.labels("annotate").inc()
-            self._cache.put(PODS, pod)
+        for pod in await adapters.annotate(self.client, outcome.observed, pods):
+            self.metrics.writes.labels("annotate").inc()
+            self.cache.put(PODS, pod)
         return None
 
     async def _children(self, uid: str) -> Mapping[Ref, Obj]:
         """Returns the cached children. Reads those again that another owner controls, since they block the plan."""
-        children = self._cache.children(self._key)
+        children = self.cache.children(self.key)
         for ref, obj in list(children.items()):
             if controller_uid(obj) == uid:
                 continue
             kind = kind_of(ref.api_version, ref.kind)
             try:
-                children[ref] = await self._client.get(kind, self._key.namespace, ref.name)
-                self._cache.put(kind, children[ref])
+                children[ref] = await self.client.get(kind, self.key.namespace, ref.name)
+                self.cache.put(kind, children[ref])
             except ApiError as error:
                 if error.general:
                     raise
                 if error.not_found:  # after other errors the cached object is reported
                     del children[ref]
-                    self._cache.delete(kind, obj)
+                    self.cache.delete(kind, obj)
         return children
 
     async def _write_status(self, outcome: Outcome) -> bool:
@@ -239,8 +235,8 @@ class _Resource:
             self._status_refusal = ""
         except ApiError as error:
             if error.not_found or error.conflict:
-                log.info("the resource was deleted during the reconcile", extra={"service": self._key})
-                self._cache.delete(DLMS, resource)
+                log.info("the resource was deleted during the reconcile", extra={"service": self.key})
+                self.cache.delete(DLMS, resource)
                 return False
             if not error.refusal:
                 raise
@@ -248,10 +244,10 @@ class _Resource:
             written = await self._write_minimal(resource, new, events, outcome.observed.now)
         if written is None:
             return False
-        self._metrics.writes.labels("status").inc()
+        self.metrics.writes.labels("status").inc()
         same_labels = written["metadata"].get("labels") == resource["metadata"].get("labels")
         if same_labels:  # with other labels it may no longer match the watch's selector
-            self._cache.put(DLMS, written, answered=True)
+            self.cache.put(DLMS, written, answered=True)
         await self._events.record(resource, [*events, *transitions(old, new)], outcome.observed.now)
         return same_labels and _user_fields(slim(DLMS, written)) != _user_fields(resource)
 
@@ -260,12 +256,12 @@ class _Resource:
         patch, uid = merge_patch(resource.get("status") or {}, new), resource["metadata"]["uid"]
         if not patch:
             return None
-        return await self._client.patch_status(*self._key, uid, patch, self._settings.status_manager)
+        return await self.client.patch_status(*self.key, uid, patch, self.settings.status_manager)
 
     def _status_refused(self, error: ApiError) -> list[Event]:
         """Logs and counts a refused status. Returns an Event if the refusal is new."""
-        self._metrics.status_refusals.inc()
-        log.error("status refused by the API server, writing a minimal one: %s", error, extra={"service": self._key})
+        self.metrics.status_refusals.inc()
+        log.error("status refused by the API server, writing a minimal one: %s", error, extra={"service": self.key})
         before, self._status_refusal = self._status_refusal, error.message
         if before == error.message:
             return []
