@@ -14,7 +14,7 @@ from unmask_operator.api.base import METADATA_KEY, RESERVED_ANNOTATIONS, RESERVE
 from unmask_operator.api.engine import BATCHED, RESERVED, Engine
 from unmask_operator.api.lora import Adapter, Lora
 from unmask_operator.api.network import Peer, Service
-from unmask_operator.api.placement import Parallelism
+from unmask_operator.api.pod import Parallelism
 from unmask_operator.api.spec import Model, PodDisruptionBudget, RolloutStrategy, Spec
 
 

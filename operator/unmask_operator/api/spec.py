@@ -19,12 +19,14 @@ from unmask_operator.api.base import (
 from unmask_operator.api.engine import Engine
 from unmask_operator.api.lora import Lora
 from unmask_operator.api.network import Auth, Monitoring, NetworkPolicy, Service
-from unmask_operator.api.placement import Gpu, Parallelism, Resources
 from unmask_operator.api.pod import (
+    Gpu,
     LivenessProbe,
     ModelCache,
+    Parallelism,
     PodTemplate,
     ReadinessProbe,
+    Resources,
     SecretName,
     ServiceAccount,
     StartupProbe,

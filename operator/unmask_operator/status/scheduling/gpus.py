@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unmask_operator.api.placement import DEFAULT_GPU
+from unmask_operator.api.pod import DEFAULT_GPU
 from unmask_operator.objects import Obj, quantity, section
 from unmask_operator.status.condition import Condition, false
 from unmask_operator.status.scheduling.node_fit import ExcludedNode, split_nodes
