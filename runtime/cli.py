@@ -22,7 +22,7 @@ COMMANDS = {
     ),
     "models": ("runtime.commands.models", "models [--json] [PATTERN]: published repositories, with their defaults"),
     "fit": ("runtime.commands.fit", "fit [MODEL] [flags]: whether a model fits into the memory of a device"),
-    "pull": ("runtime.commands.pull", "pull MODEL [--to DIR]: download what the server would read"),
+    "pull": ("runtime.commands.pull", "pull MODEL [--to DIR] [flags]: download what the server would read"),
     "verify": ("runtime.commands.verify", "verify [MODEL] [flags]: compare ten answers of a model with recorded ones"),
     "chat": ("runtime.chat", "chat [flags]: talk to a running server in the terminal"),
     "bench": ("runtime.bench.__main__", "bench TOOL [flags]: measure speed and accuracy"),

@@ -57,12 +57,13 @@ def _fit(model: str | None, device: str | None, flags: list[str]) -> int:
     from runtime.distributed.process_group import TensorParallelGroup
     from runtime.engine.model_plan import plan_model, resolve_dtype
     from runtime.plugins import load_plugins
-    from runtime.weights.checkpoint import open_checkpoint
+    from runtime.weights.checkpoint import check_weight_format, open_checkpoint
 
     load_plugins(engine.plugin)
     memory = _memory(device)
     dtype = resolve_dtype(engine, memory.kind)
     checkpoint = open_checkpoint(engine.model, has_weights=False)
+    check_weight_format(engine.model, checkpoint)
     plan = plan_model(engine, checkpoint)
     group = TensorParallelGroup(0, engine.tensor_parallel_size)
     plan, sizing = plan.fitted(plan.sizing(engine, checkpoint, dtype, group), memory, with_step=True)

@@ -1,38 +1,49 @@
-"""``unmask pull``: downloads the files of a model that the server reads, and checks them. It imports no torch."""
+"""``unmask pull``: downloads the files of a model that the server reads, and checks them."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from runtime.cli import model as with_scheme
 from runtime.errors import ConfigError
 
+if TYPE_CHECKING:
+    from runtime.config import EngineConfig
+    from runtime.weights.checkpoint import Checkpoint
+
 REPORT_SECONDS = 10.0  # between lines of progress in a log
 EPILOG = """\
+Weights are downloaded only if the server supports the model. Flags of `unmask serve` that select how it is read are
+accepted, such as --model-name, --decoding-strategy and --plugin.
+
 Complete files of an earlier call are not downloaded again. The directory is printed on stdout, for example for
 unmask serve "$(unmask pull JetLM/SDAR-8B-Chat)".
 
 The exit code is 0 if all files are there and equal those of the hub, 1 if another call may succeed (the hub cannot be
-reached), and 2 if none can: the model or its revision does not exist, a token is needed, or the disk is too small."""
+reached), and 2 if none can: the model or its revision does not exist or is not supported, a token is needed, or the
+disk is too small."""
 
 
 def main(argv: list[str]) -> int:
     """Downloads a model. Returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="unmask pull", description="Downloads config.json, tokenizer and weights of a model, and nothing else.",
-        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="unmask pull", usage="unmask pull MODEL [--to DIR] [flags of the server]", epilog=EPILOG,
+        description="Downloads config.json, tokenizer and weights of a model, and nothing else.",
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("model", help="org/name or hf://org/name, each optionally with @REVISION")
     parser.add_argument("--to", type=Path, help="directory for plain files; default: the cache of huggingface_hub")
-    args = parser.parse_args(argv)
+    args, flags = parser.parse_known_args(argv)
+    from runtime.config import parse
     from runtime.weights.hub import TemporaryError
 
     try:
-        print(pull(with_scheme(args.model), args.to))
+        print(pull(parse(["--model", with_scheme(args.model), *flags], os.environ).engine, args.to))
     except TemporaryError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -42,15 +53,15 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def pull(model: str, to: Path | None) -> Path:
-    """Downloads and checks the files of a model. Returns their directory.
+def pull(engine: EngineConfig, to: Path | None) -> Path:
+    """Downloads and checks the files of ``hf://org/name[@revision]``. Returns their directory.
 
     Args:
-        model: ``hf://org/name[@revision]``.
+        engine: The configuration of a server that is to read them.
         to: Directory for plain files; None: the cache of huggingface_hub.
 
     Raises:
-        ConfigError: The model cannot be downloaded; TemporaryError if another call may succeed.
+        ConfigError: The model is not supported or cannot be downloaded; TemporaryError if another call may succeed.
     """
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -58,7 +69,8 @@ def pull(model: str, to: Path | None) -> Path:
     from runtime.weights.checkpoint import listed_weights, open_checkpoint, summary
     from runtime.weights.repository import write_repository
 
-    if not model.startswith("hf://"):
+    model = engine.model
+    if model is None or not model.startswith("hf://"):
         raise ConfigError(f"{model!r} is not org/name or hf://org/name; only models of the hub are downloaded")
     disable_progress_bars()
     if to is not None:
@@ -71,6 +83,7 @@ def pull(model: str, to: Path | None) -> Path:
     if repository.unavailable:
         raise hub.TemporaryError(f"{model!r} could not be compared with the hub: {repository.unavailable}")
     names = [*repository.text_files(), *listed_weights(repository, checkpoint)]
+    _check_supported(engine, checkpoint)
     size = sum(repository.files[name].size for name in names)
     print(f"{model}, commit {repository.commit}: {len(names)} files, {size / 1e9:.2f} GB", file=sys.stderr)
     line = ProgressLine(sys.stderr)
@@ -86,6 +99,22 @@ def pull(model: str, to: Path | None) -> Path:
     if to is not None:
         write_repository(directory, hub.parse(model)[0])
     return directory
+
+
+def _check_supported(engine: EngineConfig, checkpoint: Checkpoint) -> None:
+    """Raises ConfigError if the server refuses the checkpoint, whatever the device, before it reads weights."""
+    # These import torch, which takes seconds: after the errors of the hub.
+    from runtime.engine.model_plan import plan_model
+    from runtime.plugins import load_plugins
+    from runtime.quantization.checkpoint.scheme import quantization_of
+    from runtime.weights.loader import check_index
+    from runtime.weights.weight_formats import stored_formats
+
+    load_plugins(engine.plugin)
+    plan = plan_model(engine, checkpoint)
+    quantization_of(checkpoint.config, engine.quantization)
+    stored_formats(checkpoint, plan.family, plan.arch)
+    check_index(checkpoint, plan.family.weights(plan.arch))
 
 
 def _check_writable(to: Path) -> None:

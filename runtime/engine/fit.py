@@ -16,6 +16,8 @@ from runtime.config import EngineConfig
 from runtime.distributed.process_group import TensorParallelGroup
 from runtime.errors import ConfigError, is_out_of_memory
 from runtime.layers.kv_pool import CPU_POOL_BYTES, LAYOUTS
+from runtime.layers.layer_factory import FP8_LM_HEAD_NEEDS
+from runtime.layers.lm_head import LMHead
 from runtime.models.base import Model, ModelFamily
 from runtime.parameters.weight import named_weights
 from runtime.quantization.fp8 import MIN_COMPUTE_CAPABILITY
@@ -67,7 +69,7 @@ class Footprint:
     """Bytes of a model on each of its devices.
 
     Attributes:
-        weights: All weights of a rank.
+        weights: All weights of a rank, and the e4m3 copy of the LM head.
         page: A page of the KV cache.
         page_size: Tokens of a page.
         pages: Pages of one request of --max-model-len.
@@ -132,12 +134,19 @@ class Sizing:
         logits = 4 * self.vocab_size // self.group.size
         sampling = logits * (min(rows, LOGITS_CHUNK_ROWS) + 8 * min(rows, SAMPLING_CHUNK_ROWS))
         return Footprint(
-            weights=sum(weight.nbytes for weight in weights),
+            weights=sum(weight.nbytes for weight in weights) + self._head_copy(),
             page=LAYOUTS[config.kv_cache_layout].page_bytes(model.kv_shapes, page_size, self.dtype),
             page_size=page_size,
             pages=max_request_pages(self.strategy, self.max_model_len, page_size),
             step=max(activations, sampling),
         )
+
+    def _head_copy(self) -> int:
+        """Returns the bytes of the e4m3 copy of the LM head with --quantized-lm-head, which has a scale per row."""
+        head = self.meta_model.lm_head
+        if not self.config.quantized_lm_head or self.quantization != "fp8" or not isinstance(head, LMHead):
+            return 0
+        return head.weight.size + 4 * head.weight.shape[0]
 
     def budget(self, device: DeviceMemory) -> int:
         """Returns the bytes of a device that weights and KV cache may take."""
@@ -172,6 +181,10 @@ class Sizing:
 
     def refusal(self, device: DeviceMemory) -> str:
         """Returns why the server does not start on the device, and the flags with which it does; "" if it starts."""
+        if self.config.quantized_lm_head and (
+            device.kind != "cuda" or self.quantization != "fp8" or self.config.deterministic
+        ):
+            return FP8_LM_HEAD_NEEDS
         size, budget = self.footprint(), self.budget(device)
         kv = self.kv_bytes(size)
         if size.weights + kv <= budget:

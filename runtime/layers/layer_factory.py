@@ -20,6 +20,9 @@ from runtime.quantization.base import QuantizedWeight, get_format
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 EXPERT_WIDTH = "experts' width"  # name for error messages
+FP8_LM_HEAD_NEEDS = (
+    "--quantized-lm-head needs fp8 weights on a GPU, without --deterministic; leave it out, or set --quantization fp8"
+)
 
 
 class ForwardCall(Protocol[P, R_co]):
@@ -102,10 +105,7 @@ class LayerFactory:
         kernels = select_kernels(device, dtype, quantization, deterministic=deterministic)
         if fp8_lm_head:
             if quantization != "fp8" or kernels.quantizing is None or deterministic:
-                raise ConfigError(
-                    "--quantized-lm-head needs fp8 weights on a GPU, without --deterministic; leave it out, or set "
-                    "--quantization fp8"
-                )
+                raise ConfigError(FP8_LM_HEAD_NEEDS)
             kernels = replace(kernels, fp8_lm_head_argmax=kernels.quantizing.lm_head_argmax)
         lora = None
         if lora_config is not None:

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 QUANTIZATION = "quantization_config"  # of config.json; tools may write it to a file of its own
+PICKLED = "pytorch_model*"  # files of torch.save, whose loading may run code
 MODELOPT_FILE = "hf_quant_config.json"
 GPTQ_FILE = "quantize_config.json"
 # First letters of other safetensors files beside shards without an index: adapters of PEFT and MLX, the weights in the
@@ -312,6 +313,25 @@ def listed_weights(repository: hub.Repository, checkpoint: Checkpoint) -> list[s
             f"--model {repository.model!r} lacks {summary(lost)}, which {INDEX_FILE} lists; use another revision"
         )
     return names
+
+
+def check_weight_format(model: str | None, checkpoint: Checkpoint) -> None:
+    """Checks that weights which may not be on the disk are in safetensors, if anything lists the files.
+
+    A directory without weights passes, because they may follow.
+
+    Args:
+        model: As for `resolve_checkpoint`.
+        checkpoint: Result of `open_checkpoint`.
+
+    Raises:
+        ConfigError: As `listed_weights`, or a directory has only weights of torch.save.
+    """
+    if model is not None and model.startswith("hf://"):
+        with suppress(hub.HubUnavailable):
+            listed_weights(hub.Repository.of(model, checkpoint.path.name), checkpoint)
+    elif any(checkpoint.path.glob(PICKLED)) and checkpoint.read_index() is None:
+        unlisted_shards([path.name for path in checkpoint.path.iterdir()], str(checkpoint.path))
 
 
 def fetch_weights(model: str | None, checkpoint: Checkpoint, progress: hub.Progress | None = None) -> None:

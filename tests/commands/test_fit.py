@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,11 @@ from runtime.weights.checkpoint import resolve_checkpoint
 from tests.golden import GOLDEN
 from tests.models.paged import load
 from tests.quantization.quantized_files import write_both
+from tests.server.harness import ROOT
+from tests.wait import TIMEOUT
+from tests.weights.test_before_download import Stub, stub
+
+__all__ = ["stub"]
 
 
 def shape(directory: Path, name: str) -> str:
@@ -94,6 +101,9 @@ def test_a_pattern_that_matches_half_of_a_weight_is_no_refusal_before_the_downlo
         ("sdar-8b", ["--device", "abacus"], 2, "'abacus' is not a known device"),
         ("sdar-8b", ["--device", "L4", "--max-model-len", "100000"], 2, "is more than the checkpoint's limit"),
         ("sdar-8b", ["--device", "L4", "--quantisation", "int4"], 2, "no such flag.*--quantization"),
+        # 151,936 rows of 4,096 bytes and a scale, in addition to 9.44 GB
+        ("sdar-8b", ["--device", "L4", "--quantization", "fp8", "--quantized-lm-head"], 0, r"fp8 +weights +10\.1 GB"),
+        ("sdar-8b", ["--device", "L4", "--quantized-lm-head"], 1, "--quantized-lm-head needs fp8 weights on a GPU"),
     ],
 )  # fmt: skip
 def test_verdicts(
@@ -104,6 +114,22 @@ def test_verdicts(
     assert re.search(says, output)
     if code:
         assert output.splitlines()[-1].startswith("error: ")
+
+
+def test_weights_that_the_loader_refuses_do_not_fit(
+    stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A directory with config.json alone has no weights yet. One with files of torch.save has weights of that kind."""
+    directory = Path(shape(tmp_path, "sdar-8b"))
+    files = {"config.json": (directory / "config.json").read_bytes(), "pytorch_model-00001-of-00002.bin": b"x"}
+    (directory / "pytorch_model-00001-of-00002.bin").touch()
+    assert cli.main(["fit", str(directory), "--device", "H200"]) == 2
+    assert "holds no safetensors file of weights" in capsys.readouterr().err
+    command = [sys.executable, "-m", "runtime.cli", "fit", stub.add("pickled", files), "--device", "H200"]
+    environ = stub.environ(tmp_path / "home")
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 2, done
+    assert "holds no safetensors file of weights" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["llada-8b", "sdar-8b", "llada2-mini", "sdar-30b-a3b", "llada2-flash"])

@@ -14,15 +14,14 @@ from runtime.weights.checkpoint_files import REPOSITORY
 from runtime.weights.repository import repository_names
 from tests.server.harness import ROOT
 from tests.wait import TIMEOUT, wait_until
-from tests.weights.test_before_download import DEMO, OTHERS, Stub, commit, stub
+from tests.weights.test_before_download import DEMO, OTHERS, Stub, commit, files_of, stub
 
 __all__ = ["stub"]
 SHARD = "model-00002-of-00004.safetensors"
 
 
 def pull(stub: Stub, home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from runtime.cli import main; code = main(); assert 'torch' not in sys.modules; sys.exit(code)"
-    command = [sys.executable, "-c", code, "pull", *arguments]
+    command = [sys.executable, "-m", "runtime.cli", "pull", *arguments]
     environ = stub.environ(home, **variables)
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=TIMEOUT)
 
@@ -87,11 +86,19 @@ def test_errors_are_one_line_and_say_whether_to_call_again(stub: Stub, tmp_path:
     lacks = stub.add("lacks", {name: text for name, text in checkpoint(DEMO).items() if name != SHARD})
     pickled = stub.add("pickled", {"config.json": b"{}", "pytorch_model.bin": b"x"})
     good, gguf = stub.add("good", checkpoint(DEMO)), stub.add("gguf", {"model.gguf": b"x"})
+    family = stub.add("family", files_of({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    method = stub.add("method", files_of({"quantization_config": {"quant_method": "exl3"}}))
+    tensors = stub.add("tensors", files_of({"num_hidden_layers": 1}))
     cases: list[tuple[list[str], dict[str, str], int, str]] = [
         (["/models/x"], {}, 2, "'/models/x' is not org/name or hf://org/name"),
         (["org/private@" + commit("nothing")], {}, 2, "no revision"),
         ([lacks], {}, 2, f"lacks {SHARD!r}, which model.safetensors.index.json lists"),
         ([pickled], {}, 2, "holds no safetensors file"),
+        ([family], {}, 2, "belongs to no known family"),
+        ([family, "--model-name", "diffullama", "--max-model-len", "99999"], {}, 2, "--max-model-len 99999 is more"),
+        ([method], {}, 2, "quant_method is 'exl3', which is not supported"),
+        ([tensors], {}, 2, "unknown: "),
+        ([good, "--quantisation", "int4"], {}, 2, "no such flag"),
         ([gguf], {}, 2, f"{gguf} has no config.json, so it is no checkpoint in the format of Hugging Face"),
         ([good, "--to", str(tmp_path / "file" / "x")], {}, 2, "cannot be written: Not a directory; name a directory"),
         ([good], {"HF_ENDPOINT": "http://127.0.0.1:9"}, 1, "cannot be reached"),
