@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from runtime.models.base import ModelFamily, WeightMap, WeightTarget
 from runtime.models.config_reader import ConfigReader
 from runtime.parameters.sharding import Index
 from runtime.parameters.weight import Weight, WeightSlice, named_weights
+from runtime.untrusted_patterns import first_matches
 from runtime.weights import checkpoint_files, hub
 from runtime.weights.checkpoint import Checkpoint, TensorFile, open_tensors, summary
 from runtime.weights.weight_formats import meta_model
@@ -29,7 +30,9 @@ from runtime.weights.weight_formats import meta_model
 CONFIG_FILE = "adapter_config.json"
 MAX_RANK = 4096
 MODULE_OR_END = r"(.*\.)?({})$"  # matches a module's name, or its end after a dot
-MAX_PATTERN_CHARS = 1000  # limit for regular expressions of an adapter, which are untrusted
+# matches a module's name up to the number of its layer; lazy, because a later number is an expert's
+LAYER = r"(?:^|.*?\.)(?:{})\.\d+\."
+FIRST_NUMBER = re.compile(r".*?\.[^.]*\.\d+\.")  # the layer's, without layers_pattern
 
 ALL_LINEAR = "all-linear"
 # Fields about training, or that repeat what the tensors and the model state. `ensure_weight_tying` is about tied
@@ -67,6 +70,14 @@ DEMO_SCHEME = "demo://"
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
 
 
+class ModuleConfig(NamedTuple):
+    """Attributes: whether a module is a target; rank of its pair; factor of `lora_b @ lora_a`."""
+
+    targeted: bool
+    rank: int
+    scale: float
+
+
 @dataclass(frozen=True)
 class PeftConfig:
     """Target modules of an adapter, by the names of the published model, without prefix and ending."""
@@ -76,16 +87,20 @@ class PeftConfig:
     rslora: bool
     ranks: Mapping[str, float]  # pattern of module names -> rank
     alphas: Mapping[str, float]
-    targeted: Callable[[str], bool]  # whether a linear layer's module is a target
+    targets: Callable[[Sequence[str]], Collection[str]]  # names of linear layers' modules -> those that are targets
     saved: Sequence[str] = ()  # modules_to_save: names of modules, or parts of them between dots
 
-    def rank_of(self, module: str) -> int:
-        return int(_matching(self.ranks, module, self.rank))
-
-    def scale(self, module: str) -> float:
-        """Returns the factor of `lora_b @ lora_a` of a module."""
-        rank = self.rank_of(module)
-        return _matching(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
+    def of(self, modules: Collection[str]) -> dict[str, ModuleConfig]:
+        """Returns the config of each module. Raises ConfigError if regular expressions take too much time."""
+        names = sorted(modules)
+        targets = frozenset(self.targets(names))
+        ranks, alphas = _values("rank_pattern", self.ranks, names), _values("alpha_pattern", self.alphas, names)
+        found = {}
+        for name in names:
+            rank = int(ranks.get(name, self.rank))
+            scale = alphas.get(name, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
+            found[name] = ModuleConfig(name in targets, rank, scale)
+        return found
 
 
 def parse_peft_config(config: Mapping[str, Any]) -> PeftConfig:
@@ -116,7 +131,7 @@ def parse_peft_config(config: Mapping[str, Any]) -> PeftConfig:
         rslora=fields.flag("use_rslora", False),
         ranks=_numbers(config, "rank_pattern", integers=True),
         alphas=_numbers(config, "alpha_pattern", integers=False),
-        targeted=_targeted(config),
+        targets=_targets(config),
         saved=_saved(config),
     )
 
@@ -130,7 +145,6 @@ def _numbers(config: Mapping[str, Any], name: str, *, integers: bool) -> Mapping
     if not isinstance(values, dict):
         raise _invalid(f"{name} must map patterns of modules' names to numbers")
     for pattern, value in values.items():
-        _compiled(name, pattern, MODULE_OR_END)
         good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
         if not good or (integers and (value > MAX_RANK or value % 1)):
             kind = f"a rank from 1 to {MAX_RANK}" if integers else "a number above 0"
@@ -138,12 +152,14 @@ def _numbers(config: Mapping[str, Any], name: str, *, integers: bool) -> Mapping
     return values
 
 
-def _matching(patterns: Mapping[str, float], module: str, default: float) -> float:
+def _values(field: str, patterns: Mapping[str, float], modules: Collection[str]) -> dict[str, float]:
     """Returns the value of the first pattern that matches a module's name, or its end after a dot."""
-    return next((value for key, value in patterns.items() if re.match(MODULE_OR_END.format(key), module)), default)
+    values = list(patterns.values())
+    found = first_matches(list(patterns), modules, f"{CONFIG_FILE}: {field}", form=MODULE_OR_END)
+    return {name: values[match.pattern] for name, match in found.items()}
 
 
-def _targeted(config: Mapping[str, Any]) -> Callable[[str], bool]:
+def _targets(config: Mapping[str, Any]) -> Callable[[Sequence[str]], Collection[str]]:
     """Combines the fields that select modules as PEFT 0.21.2."""
     targets, layers, saved = _names(config, "target_modules"), _layers(config), _saved(config)
     excluded = _names(config, "exclude_modules") if config.get("exclude_modules") else frozenset[str]()
@@ -152,18 +168,21 @@ def _targeted(config: Mapping[str, Any]) -> Callable[[str], bool]:
             if config.get(name) is not None:
                 raise _invalid(f"{name} goes with a list of target_modules, not with {targets!r}")
 
-    def named(names: str | frozenset[str], module: str) -> bool:
+    def named(field: str, names: str | frozenset[str], modules: Sequence[str]) -> Collection[str]:
         if isinstance(names, str):
-            return re.fullmatch(names, module) is not None
-        return not names.isdisjoint(accumulate(reversed(module.split(".")), lambda end, part: f"{part}.{end}"))
+            return first_matches([names], modules, f"{CONFIG_FILE}: {field}", full=True)
+        ends = {one: accumulate(reversed(one.split(".")), lambda end, part: f"{part}.{end}") for one in modules}
+        return {module for module, own in ends.items() if not names.isdisjoint(own)}
 
-    def targeted(module: str) -> bool:
-        if named(excluded, module) or _is_saved(saved, module):
-            return False
-        if isinstance(targets, str):
-            return targets == ALL_LINEAR or named(targets, module)
+    def targeted(modules: Sequence[str]) -> Collection[str]:
+        out = named("exclude_modules", excluded, modules)
+        left = [module for module in modules if module not in out and not _is_saved(saved, module)]
+        if targets == ALL_LINEAR:
+            return left
+        found = named("target_modules", targets, left)
         # a complete name is a target in every layer
-        return module in targets or (named(targets, module) and layers(module))
+        inside = layers([module for module in left if module in found])
+        return {module for module in found if module in inside or module in targets}
 
     return targeted
 
@@ -172,8 +191,6 @@ def _names(config: Mapping[str, Any], name: str) -> str | frozenset[str]:
     """Returns a regular expression of modules' names, or names and their ends after a dot."""
     value = config.get(name)
     if isinstance(value, str) and value:
-        if value != ALL_LINEAR:
-            _compiled(name, value)
         return value
     if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
         return frozenset(value)
@@ -191,8 +208,8 @@ def _is_saved(saved: Sequence[str], module: str) -> bool:
     return any(f".{one}." in f".{module}." for one in saved)
 
 
-def _layers(config: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Returns whether a module is in one of layers_to_transform; all modules are without that field, or with []."""
+def _layers(config: Mapping[str, Any]) -> Callable[[Sequence[str]], Collection[str]]:
+    """Returns which modules are in one of layers_to_transform; all are without that field, or with []."""
     transformed, names = config.get("layers_to_transform"), config.get("layers_pattern") or []
     if transformed is None and names:
         raise _invalid("layers_pattern goes with layers_to_transform; set both, or remove layers_pattern")
@@ -202,26 +219,21 @@ def _layers(config: Mapping[str, Any]) -> Callable[[str], bool]:
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
         raise _invalid(f"layers_pattern must be a name or a list of names, not {names!r}")
-    # lazy, because the first number is the layer's; a later one is an expert's
-    patterns = [_compiled("layers_pattern", one, r"(?:^|.*?\.)(?:{})\.(?P<layer>\d+)\.") for one in names]
-    patterns = patterns or [re.compile(r".*?\.[^.]*\.(?P<layer>\d+)\.")]
 
-    def inside(module: str) -> bool:
+    def layer(module: str, end: int) -> int:
+        return int(module[:end].split(".")[-2])
+
+    def inside(modules: Sequence[str]) -> Collection[str]:
         if not numbers:
-            return True
-        found = next((match for pattern in patterns if (match := pattern.match(module))), None)
-        return found is not None and int(found["layer"]) in numbers
+            return modules
+        if names:
+            found = first_matches(names, modules, f"{CONFIG_FILE}: layers_pattern", form=LAYER)
+            ends = {name: match.end for name, match in found.items()}
+        else:
+            ends = {name: match.end() for name in modules if (match := FIRST_NUMBER.match(name))}
+        return {name for name, end in ends.items() if layer(name, end) in numbers}
 
     return inside
-
-
-def _compiled(name: str, pattern: Any, form: str = "{}") -> re.Pattern[str]:
-    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
-        raise _invalid(f"{name} must be a regular expression of at most {MAX_PATTERN_CHARS} characters")
-    try:
-        return re.compile(form.format(re.compile(pattern).pattern))
-    except (re.error, RecursionError) as error:
-        raise _invalid(f"{name} has {pattern!r}, which is no valid regular expression here: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -395,7 +407,8 @@ def _pairs(
     if unmatched:
         unknown = sorted(next(iter(modules[name].values())) for name in unmatched)
         raise ConfigError(f"the model has no module for {summary(unknown)}; {base.reason(unmatched)}")
-    _check_targets(found.keys(), config, base)
+    configs = config.of({*found, *(name.removesuffix(".weight") for name in base.weights.slots)})
+    _check_targets(found.keys(), configs, base)
     digest = hashlib.blake2b(digest_size=16)
     pairs: dict[str, LoRAPair] = {}
     seen: set[str] = set()
@@ -404,15 +417,15 @@ def _pairs(
         assert target is not None
         canonical, slot = target
         part = base.part(slot)
-        rank = config.rank_of(module)
+        _, rank, scale = configs[module]
         _check_shape(handle, modules[module]["A"], [rank, part.shape[-1]])
         _check_shape(handle, modules[module]["B"], [part.shape[-2], rank])
         if max_rank is not None and rank > max_rank:
             raise ConfigError(f"tensor {modules[module]['A']!r} has rank {rank}, more than --max-lora-rank {max_rank}")
         lora_a, lora_b = (_tensor(handle, modules[module][half]) for half in "AB")
-        pair = LoRAPair(slot, lora_a, lora_b * config.scale(module))
+        pair = LoRAPair(slot, lora_a, lora_b * scale)
         if not bool(torch.isfinite(pair.lora_b).all()):
-            raise ConfigError(f"tensor {modules[module]['B']!r} is too large for its scale, {config.scale(module):g}")
+            raise ConfigError(f"tensor {modules[module]['B']!r} is too large for its scale, {scale:g}")
         if canonical in seen:
             raise ConfigError(f"{canonical!r} is changed twice, under two names")
         seen.add(canonical)
@@ -453,13 +466,13 @@ def _modules(handle: TensorFile) -> tuple[dict[str, dict[str, str]], dict[str, s
     return modules, complete
 
 
-def _check_targets(modules: object, config: PeftConfig, base: BaseModelInfo) -> None:
+def _check_targets(modules: object, configs: Mapping[str, ModuleConfig], base: BaseModelInfo) -> None:
     """Checks that exactly the modules in target_modules have tensors.
 
     Experts may all be missing: if the trained model has them in one parameter, they are not modules.
     """
     held = set(modules)  # type: ignore[call-overload]
-    stray = sorted(module for module in held if not config.targeted(module))
+    stray = sorted(module for module in held if not configs[module].targeted)
     if stray:
         raise ConfigError(
             f"target_modules does not name {summary(stray)}, or layers_to_transform or exclude_modules excludes it, "
@@ -468,7 +481,7 @@ def _check_targets(modules: object, config: PeftConfig, base: BaseModelInfo) -> 
     every = {}
     for module in (name.removesuffix(".weight") for name in base.weights.slots):
         target = base.module(module)
-        if target is not None and target[1].param in base.linear_weights and config.targeted(module):
+        if target is not None and target[1].param in base.linear_weights and configs[module].targeted:
             every[module] = len(base.params[target[1].param].shape) == 3
     if not any(each for module, each in every.items() if module in held):
         every = {module: each for module, each in every.items() if not each}

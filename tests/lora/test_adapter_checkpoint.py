@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from runtime import untrusted_patterns
 from runtime.errors import ConfigError
 from runtime.lora import unchanged_weights
 from runtime.lora.adapter_checkpoint import BaseModelInfo, LoRAMerge, parse_peft_config, read_adapter
@@ -250,17 +252,33 @@ def test_files_that_are_missing(adapter, base):
         read_adapter(adapter, base)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("target_modules", "(x+)+y"), ("exclude_modules", "(x+)+y"), ("rank_pattern", {"(x+)+y": 1}),
+        ("alpha_pattern", {"(x+)+y": 1}), ("layers_pattern", "(x+)+y"),
+    ],
+)  # fmt: skip
+def test_no_regular_expression_of_an_adapter_runs_in_this_process(adapter, base, monkeypatch, field, value):
+    """The process that matches them has a limit of its CPU time, and ends here at once."""
+    monkeypatch.setattr(untrusted_patterns, "COMMAND", (sys.executable, "-c", "raise SystemExit(1)"))
+    say(adapter, **{field: value}, **({"layers_to_transform": [0]} if field == "layers_pattern" else {}))
+    with pytest.raises(ConfigError, match=rf"adapter_config\.json: {field}: the regular expressions could not be"):
+        read_adapter(adapter, base)
+
+
 def test_rank_alpha_and_module_patterns():
     read = parse_peft_config(
         config(rank_pattern={"q_proj": 8}, alpha_pattern={r".*\.1\..*": 4}, target_modules=["q_proj", "k_proj"],
                exclude_modules=["0.k_proj"], layers_to_transform=[0, 1])
     )  # fmt: skip
-    assert (read.rank_of("model.layers.0.q_proj"), read.rank_of("model.layers.0.k_proj")) == (8, 4)
-    assert (read.scale("m.layers.0.q_proj"), read.scale("m.layers.1.k_proj")) == (1, 1)
     layers = [f"m.layers.{n}.{name}" for n in range(3) for name in ("q_proj", "k_proj", "v_proj")]
-    assert [name for name in layers if read.targeted(name)] == [layers[0], layers[3], layers[4]]
-    assert parse_peft_config(config(use_rslora=True)).scale("x") == 4
-    assert parse_peft_config(config(rank_pattern={"x": 8.0})).rank_of("x") == 8
+    found = read.of(layers)
+    assert [found[name].rank for name in layers[:2]] == [8, 4]
+    assert [found[name].scale for name in (layers[0], layers[4])] == [1, 1]
+    assert [name for name in layers if found[name].targeted] == [layers[0], layers[3], layers[4]]
+    assert parse_peft_config(config(use_rslora=True)).of(["x"])["x"].scale == 4
+    assert parse_peft_config(config(rank_pattern={"x": 8.0})).of(["x"])["x"].rank == 8
 
 
 EXPERTS = [f"m.layers.{layer}.experts.{expert}.up" for layer in range(2) for expert in range(3)]
@@ -291,7 +309,7 @@ EXPERTS = [f"m.layers.{layer}.experts.{expert}.up" for layer in range(2) for exp
 def test_layers_to_transform(fields, expected):
     """The expected modules are those of PEFT 0.21.2, whose patterns of layers have no alternatives, however."""
     read = parse_peft_config(config(**({"target_modules": ["up"]} | fields)))
-    assert [module for module in EXPERTS if read.targeted(module)] == expected
+    assert [module for module, own in read.of(EXPERTS).items() if own.targeted] == expected
 
 
 def test_experts_may_be_missing_together_but_not_one(base, tmp_path):

@@ -16,7 +16,6 @@ from runtime.kernels.quantized_tensor import GroupQuantized, QuantizedTensor
 from runtime.quantization.checkpoint.fp8 import BlockScale, ChannelScale, channel_scales, is_block
 from runtime.quantization.checkpoint.integers import STORED_GROUPS, IntegerScheme
 from runtime.quantization.checkpoint.nvfp4 import MX_GROUP, CompressedNvfp4, Mxfp4
-from runtime.quantization.checkpoint.patterns import first_matches
 from runtime.quantization.checkpoint.scheme import (
     FIELD,
     WEIGHT,
@@ -31,6 +30,7 @@ from runtime.quantization.checkpoint.scheme import (
     register_method,
 )
 from runtime.quantization.int4_int8 import format_key
+from runtime.untrusted_patterns import first_matches
 
 ZERO_POINT = ".weight_zero_point"
 CLASS = "Linear"  # a target that stands for all modules of this class
@@ -135,10 +135,10 @@ def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
     all_patterns = [*ignored_patterns, *patterns]
 
     def stated(modules: Collection[str]) -> dict[str, QuantScheme | None]:
-        matched = first_matches(all_patterns, modules, "ignore and targets")
+        matched = first_matches(all_patterns, modules, f"config.json: {FIELD}'s ignore and targets")
 
         def scheme_of(module: str) -> QuantScheme | None:
-            number = matched.get(module, len(all_patterns)) - len(ignored_patterns)
+            number = (matched[module].pattern if module in matched else len(all_patterns)) - len(ignored_patterns)
             if number < 0 or module in ignored:
                 return None
             if module in named and module != CLASS:

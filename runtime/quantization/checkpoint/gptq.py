@@ -14,8 +14,8 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.quantization.checkpoint.integers import WordScheme, group_size_of
-from runtime.quantization.checkpoint.patterns import first_matches
 from runtime.quantization.checkpoint.scheme import (
+    FIELD,
     CheckpointQuantization,
     QuantScheme,
     Read,
@@ -25,6 +25,7 @@ from runtime.quantization.checkpoint.scheme import (
     register_method,
     shown,
 )
+from runtime.untrusted_patterns import first_matches
 
 V1, V2 = "gptq", "gptq_v2"  # checkpoint_format; v1 stores zero points minus 1
 ONES = {4: 0x11111111, 8: 0x01010101}  # a word with a 1 for each integer
@@ -101,8 +102,9 @@ def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
 
     def stated(modules: Collection[str]) -> dict[str, QuantScheme | None]:
         """The first pattern that matches a name decides."""
-        matched = first_matches([pattern for pattern, _ in patterns], modules, "dynamic")
-        return {name: None if name in matched and patterns[matched[name]][1] else scheme for name in modules}
+        matched = first_matches([pattern for pattern, _ in patterns], modules, f"config.json: {FIELD}'s dynamic")
+        excluded = {name for name, match in matched.items() if patterns[match.pattern][1]}
+        return {name: None if name in excluded else scheme for name in modules}
 
     return CheckpointQuantization((scheme,), stated)
 
