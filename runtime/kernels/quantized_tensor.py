@@ -292,12 +292,12 @@ class GroupQuantized(QuantizedTensor):
         return slice(first * stored, last * stored), slice(first, last)
 
     def submatrix(self, rows: slice, inputs: range) -> GroupQuantized:
-        codes, scales = self.columns(inputs)
         if self.order is not None and len(inputs) != self.size:
             raise ConfigError(
                 f"is cut at inputs {inputs.start} and {inputs.stop}, but its inputs are in activation order (g_idx is "
                 "not sorted); set --tensor-parallel-size to 1, or use a checkpoint whose desc_act is false"
             )
+        codes, scales = self.columns(inputs)
         group = len(inputs) if self.group == self.size else self.group
         zeros = None if self.zeros is None else self.zeros[rows, scales]
         values, scale = self.values[rows, codes], self.scales[rows, scales]

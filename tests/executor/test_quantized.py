@@ -95,11 +95,20 @@ def test_shards_have_the_unchanged_codes(format, interleaved, dim):
         assert torch.equal(quantized.tensor, full.tensor.index_select(dim, at))
 
 
-def test_a_shard_that_cuts_a_group_is_refused(tmp_path):
-    sizes = {"hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": 256, "head_dim": 64}
+@pytest.mark.parametrize(
+    ("layout", "is_unquantized", "width", "says"),
+    [
+        ("int4, groups of 128", "", 256,
+         r"is cut at inputs (0 and 64|64 and 128), but each 128 of them share a scale; give a --tensor"),
+        # another number of ranks would not help, so that is the cause even where a group is cut too
+        ("GPTQ, activation order", r".*(experts|attention).*", 224,
+         r"are in activation order \(g_idx is not sorted\); set --tensor-parallel-size to 1"),
+    ],
+)  # fmt: skip
+def test_a_shard_that_cuts_a_group_is_refused(tmp_path, layout, is_unquantized, width, says):
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": width, "head_dim": 64}
     write_tiny(tmp_path / "narrow", seed=9, vocab=64, num_experts=4, **sizes)
-    quantized, _ = write_both("int4, groups of 128", tmp_path / "narrow", tmp_path)
-    says = r"is cut at inputs (0 and 64|64 and 128), but each 128 of them share a scale; give a --tensor"
+    quantized, _ = write_both(layout, tmp_path / "narrow", tmp_path, lambda name: re.fullmatch(is_unquantized, name))
     with pytest.raises(ConfigError, match=says):
         logits(flags(quantized), tensor_parallel_size=2)
 
