@@ -355,6 +355,8 @@ def _assemble(proto: Any, settings: _Settings) -> dict[str, Any]:
         raise Unconvertible("its sentencepiece model is neither of type unigram nor of type bpe")
     if any(piece.type == UNUSED for piece in pieces):
         raise Unconvertible("its sentencepiece model has unused pieces, which tokenizer.json cannot express")
+    if trainer.treat_whitespace_as_suffix and _is_prefixed(proto, settings):
+        raise Unconvertible("its sentencepiece model adds a space to the end of a text (treat_whitespace_as_suffix)")
     # Added tokens are found before spaces are replaced, so that a symbol of spaces has to be merged instead.
     symbols = {piece.piece for piece in pieces if piece.type == USER_DEFINED and SPACE not in piece.piece}
     fallback = any(piece.type == BYTE for piece in pieces)

@@ -277,6 +277,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: write_sentencepiece(path, {"model_type": "word"}),
         "neither of type unigram nor of type bpe",
     ),
+    "a sentencepiece model with spaces at the end": (
+        lambda path: write_sentencepiece(path, {"model_type": "unigram", "treat_whitespace_as_suffix": True}),
+        "adds a space to the end of a text (treat_whitespace_as_suffix)",
+    ),
     "tiktoken without some bytes": (
         lambda path: (path / "tokenizer.model").write_text("YQ== 0\nYg== 1\n"),
         "lacks 254 of the 256 single bytes",
