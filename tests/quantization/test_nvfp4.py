@@ -71,7 +71,7 @@ def random_parts(outputs, inputs, group):
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(40, 96), (7, 16), (130, 208)])
 @pytest.mark.parametrize(("scheme", "factor"), [
-    (Nvfp4Scheme, 1 / 3), (Nvfp4Scheme, 0.0), (CompressedNvfp4, 2.0**-9), (CompressedNvfp4, 1234.5)])  # fmt: skip
+    (Nvfp4Scheme, 1 / 3), (CompressedNvfp4, 2.0**-9), (CompressedNvfp4, 1234.5)])  # fmt: skip
 def test_the_definition(scheme, factor, outputs, inputs):
     """Every code and every finite scale, also negative ones, equals the definition in float64."""
     random, codes, stored, shape = random_parts(outputs, inputs, 16)
@@ -141,8 +141,9 @@ HOSTILE = [
     (lambda t: t["weight_scale"].view(torch.uint8)[3:, 1:].fill_(0xFF), "has scales that are NaN"),
     (changed("weight_scale_2", torch.ones(2)), "has a weight_scale_2 of torch.float32 [2], not one float"),
     (changed("weight_scale_2", torch.tensor(3)), "has a weight_scale_2 of torch.int64 [], not one float"),
+    (changed("weight_scale_2", torch.ones(1).to(torch.float8_e4m3fn)), "of torch.float8_e4m3fn [1], not one float"),
     *((changed("weight_scale_2", torch.tensor(bad)), f"has a weight_scale_2 of {bad:g}, which is no scale")
-      for bad in (torch.inf, torch.nan)),
+      for bad in (torch.inf, torch.nan, 0.0)),
 ]  # fmt: skip
 
 

@@ -65,10 +65,10 @@ class Nvfp4Scheme(PackedE2M1):
             raise ConfigError("has scales that are NaN")
         ending = self.suffixes[2]
         tensor_scale = read(ending)
-        if not tensor_scale.is_floating_point() or tensor_scale.numel() != 1:
+        if not tensor_scale.is_floating_point() or tensor_scale.element_size() < 2 or tensor_scale.numel() != 1:
             raise ConfigError(f"has a {ending[1:]} of {tensor_scale.dtype} {list(tensor_scale.shape)}, not one float")
         factor = self.factor(tensor_scale.double().reshape(())).float()
-        if not bool(tensor_scale.isfinite().all() and factor.isfinite()):
+        if not bool(tensor_scale.isfinite().all() and factor.isfinite() and factor):
             raise ConfigError(f"has a {ending[1:]} of {tensor_scale.item():g}, which is no scale")
         return Nvfp4.of(codes, scale_bytes.to(codes.device), factor)
 
