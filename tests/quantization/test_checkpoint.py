@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import reduce
 
 import pytest
 import torch
@@ -200,7 +201,11 @@ def test_nan_codes_are_refused(tmp_path):
 
 
 BLOCKS = "which is not supported; supported: blocks of"
+NESTED = reduce(lambda inner, _: [inner], range(2000), [])  # as deep as JSON may be, which has no repr
 UNSUPPORTED = [
+    *((packed(**{field: NESTED}), "nested too deeply") for field in ("num_bits", "type")),
+    (compressed(NESTED, strategy="channel", **FLOAT), "nested too deeply, 8 bits float, channel"),
+    ({"quant_method": "awq", "bits": 4, "version": NESTED}, "version is 'nested too deeply'"),
     ({"quant_method": "hqq"}, "quant_method is 'hqq', which is not supported; supported: awq, bitsandbytes, comp"),
     ({"bits": 4}, "quant_method is None, which is not supported"),
     ("int4", "quant_method is None, which is not supported"),

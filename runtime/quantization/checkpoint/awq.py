@@ -23,6 +23,7 @@ from runtime.quantization.checkpoint.scheme import (
     checked,
     flag_of,
     name_list,
+    plain,
     refuse,
     register_method,
 )
@@ -71,7 +72,7 @@ class AwqGemv(Awq):
 
 
 def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
-    version = str(config.get("version") or config.get("checkpoint_format") or config.get("format") or GEMM).lower()
+    version = plain(config.get("version") or config.get("checkpoint_format") or config.get("format") or GEMM).lower()
     if version not in (GEMM, GEMV):
         raise refuse("version", version, f"{GEMM} and {GEMV}")
     if config.get("backend", "autoawq") == "llm-awq":

@@ -25,6 +25,7 @@ from runtime.quantization.checkpoint.scheme import (
     checked,
     flag_of,
     name_list,
+    plain,
     read_matrix,
     refuse,
     register_method,
@@ -124,7 +125,7 @@ def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
         weights = group.get("weights")
         if not isinstance(weights, Mapping):
             raise refuse("weights", weights, SUPPORTED)
-        scheme = _scheme(str(group.get("format") or config.get("format")), weights)
+        scheme = _scheme(plain(group.get("format") or config.get("format")), weights)
         for target in name_list(group, "targets", [CLASS]):
             if schemes.setdefault(target, scheme).format != scheme.format:
                 raise refuse("targets", target, "targets whose groups have the same weight format")
@@ -160,7 +161,7 @@ def _scheme(format: str, weights: Mapping[str, Any]) -> QuantScheme:
     bits, kind, strategy = (weights.get(name) for name in ("num_bits", "type", "strategy"))
     asymmetric = not flag_of(weights, "symmetric", default=True)
     if asymmetric and kind != "int":
-        raise refuse("symmetric", False, f"true for weights of type {kind}")
+        raise refuse("symmetric", False, f"true for weights of type {plain(kind)}")
     if weights.get("actorder") not in (None, False, "static", "weight"):
         raise refuse("actorder", weights["actorder"], "null, false, 'static' and 'weight'")
     size = weights.get("group_size")
@@ -188,7 +189,7 @@ def _scheme(format: str, weights: Mapping[str, Any]) -> QuantScheme:
         if size != MX_GROUP:
             raise refuse("group_size", size, f"{MX_GROUP}, for {format}")
         return Mxfp4()
-    raise refuse("weights", f"{format}, {bits} bits {kind}, {strategy}", SUPPORTED)
+    raise refuse("weights", f"{format}, {plain(bits)} bits {plain(kind)}, {plain(strategy)}", SUPPORTED)
 
 
 register_method("compressed-tensors", _method)

@@ -155,6 +155,11 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
+def plain(value: object) -> str:
+    """Returns a text of a checkpoint without quotes, or another value as `shown`; at most `SHOWN` characters."""
+    return value[:SHOWN] if isinstance(value, str) else shown(value)
+
+
 def name_list(config: Mapping[str, Any], field: str, default: list[str]) -> list[str]:
     """Returns a list of names. Raises ConfigError for anything else."""
     names = config.get(field)
