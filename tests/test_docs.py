@@ -85,7 +85,7 @@ OTHER_FLAGS = {
     "openapi-python-client": {"--url"},
     "unmask models": {"--json"},
     "unmask pull": {"--to"},
-    "unmask verify": {"--against", "--answers", "--record"},
+    "unmask verify": {"--against", "--answers", "--print-script", "--record"},
     "placeholders": {"--flag"},
 }  # fmt: skip
 

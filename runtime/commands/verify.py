@@ -1,4 +1,4 @@
-"""``unmask verify``: compares ten answers of a model with recorded ids, or its logits with those of transformers."""
+"""``unmask verify``: compares ten answers of a model with recorded ids, or its logits with those of other code."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
 
 import runtime
+from runtime.commands import authors_logits
 from runtime.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
     from runtime.config import EngineConfig
     from runtime.llm import LLM
+    from runtime.request.engine_messages import EngineInfo
 
 PROMPTS = (
     "What is the capital of France?",
@@ -53,14 +57,21 @@ examples:
   unmask verify JetLM/SDAR-8B-Chat --answers answers.json
   unmask verify JetLM/SDAR-8B-Chat --against transformers --dtype float32
 
+With the code of the authors, which the script runs where that code runs:
+  unmask verify GSAI-ML/LLaDA-8B-Instruct --record answers.json
+  unmask verify --print-script > authors_logits.py
+  python authors_logits.py GSAI-ML/LLaDA-8B-Instruct answers.json authors.json
+  unmask verify GSAI-ML/LLaDA-8B-Instruct --against authors.json --dtype float32
+
 The exit code is 0 if all are equal, 1 if some differ, and 2 if they cannot be compared."""
 
 
 def main(argv: list[str]) -> int:
     """Runs the prompts and compares. Returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="unmask verify", usage="unmask verify [MODEL] [--record FILE | --answers FILE | --against transformers] "
-        "[flags of the server]", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="unmask verify", usage="unmask verify [MODEL] [--record FILE | --answers FILE | --against transformers | "
+        "--against FILE | --print-script] [flags of the server]", epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Answers ten short prompts greedily, with the server's defaults for the model, and compares them. "
         "MODEL is a directory, org/name or hf://org/name[@revision]; without it, the demo model.",
         allow_abbrev=False,
@@ -70,11 +81,17 @@ def main(argv: list[str]) -> int:
     action.add_argument("--answers", type=Path, metavar="FILE", help="compare with such a file, from another machine "
                         "or another program")  # fmt: skip
     action.add_argument(
-        "--against", choices=["transformers"],
-        help="compare the logits of one forward per prompt with transformers' own model of the same layers",
+        "--against", metavar="transformers|FILE",
+        help="compare the logits of one forward per prompt with transformers' own model of the same layers, or with a "
+        "file of the script",
     )  # fmt: skip
+    action.add_argument("--print-script", action="store_true", help="print a script that writes the logits of a "
+                        "repository's own code; it needs no unmask")  # fmt: skip
     model, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
     args, flags = parser.parse_known_args(rest)
+    if args.print_script:
+        print(Path(authors_logits.__file__).read_text(encoding="utf-8"), end="")
+        return 0
     try:
         return _verify(model, args, flags)
     except (ConfigError, RequestError) as error:
@@ -93,8 +110,10 @@ def _verify(model: str | None, args: argparse.Namespace, flags: list[str]) -> in
         raise ConfigError(f"--record {args.record}: its directory does not exist; create it")
     if args.record is not None and args.record.is_dir():
         raise ConfigError(f"--record {args.record}: is a directory; name a file")
-    if args.against:
+    if args.against == "transformers":
         return _against_transformers(engine)
+    if args.against is not None:
+        return _against_file(engine, Path(args.against))
     with _load(engine) as llm:
         found = [_answer(llm, prompt) for prompt in PROMPTS]
         about = {"unmask": runtime.__version__, "model": engine.model or "the demo model", **_about(llm)}
@@ -202,16 +221,101 @@ def _against_transformers(engine: EngineConfig) -> int:
     with _load(engine) as llm:
         info = llm.info
         prompts = [_prompt_ids(llm, prompt) for prompt in PROMPTS]
-        blocks = [len(ids) if info.strategy == "full" else info.block_size for ids in prompts]
-        own = [llm.logits(ids, block).cpu() for ids, block in zip(prompts, blocks, strict=True)]
+        own = [_logits(llm, ids) for ids in prompts]
         device = info.device
     reference = Reference(checkpoint.path, TRANSFORMERS[family], info.dtype, device)
+    expected = (reference.logits(ids, _block(info, ids)) for ids in prompts)
+    found = ((logits, logits.std(-1), mine) for logits, mine in zip(expected, own, strict=True))
+    return _report_logits(found, info.dtype, device)
+
+
+def _block(info: EngineInfo, ids: Sequence[int]) -> int:
+    return len(ids) if info.strategy == "full" else info.block_size
+
+
+def _logits(llm: LLM, ids: Sequence[int]) -> torch.Tensor:
+    return llm.logits(ids, _block(llm.info, ids)).cpu()
+
+
+class AuthorsPrompt(msgspec.Struct):
+    """A prompt in a file of the script.
+
+    Attributes:
+        ids: those of the largest logits of each position.
+        std: standard deviation of all logits of each position.
+    """
+
+    prompt_ids: list[Annotated[int, msgspec.Meta(ge=0)]]
+    ids: list[list[Annotated[int, msgspec.Meta(ge=0)]]]
+    logits: list[list[float]]
+    std: list[float]
+
+    def restored(self, path: Path, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the logits [positions, vocab], -inf where the file has none, and their standard deviations."""
+        import torch
+
+        if max(max(each) for each in (self.prompt_ids, *self.ids)) >= vocab_size:
+            raise ConfigError(
+                f"--against {path}: has ids above the vocabulary of {vocab_size}; name the model it is of"
+            )
+        empty = torch.full((len(self.ids), vocab_size), -torch.inf)
+        return empty.scatter_(1, torch.tensor(self.ids), torch.tensor(self.logits)), torch.tensor(self.std)
+
+
+class AuthorsLogits(msgspec.Struct):
+    """A file of the script (``authors_logits.py``)."""
+
+    family: str
+    strategy: str
+    block_size: int
+    prompts: Annotated[list[AuthorsPrompt], msgspec.Meta(min_length=1)]
+
+
+def _against_file(engine: EngineConfig, path: Path) -> int:
+    """Compares the largest logit of each position with those of a file of the script. Returns the exit code."""
+    document = read_logits(path)
+    with _load(engine) as llm:
+        info = llm.info
+        for name in ("family", "strategy", "block_size"):
+            if (made := getattr(document, name)) != (own := getattr(info, name)):
+                raise ConfigError(
+                    f"--against {path}: has {name} {made}, not {own} as this model; make it of a file that --record "
+                    "writes with the same flags"
+                )
+        found = [
+            (*prompt.restored(path, info.vocab_size), _logits(llm, prompt.prompt_ids)) for prompt in document.prompts
+        ]
+    return _report_logits(found, info.dtype, info.device)
+
+
+def read_logits(path: Path) -> AuthorsLogits:
+    """Returns the content of a file of the script. Raises ConfigError if it has another form."""
+    try:
+        document = msgspec.json.decode(path.read_bytes(), type=AuthorsLogits)
+        for number, prompt in enumerate(document.prompts):
+            lengths = {len(prompt.prompt_ids), len(prompt.ids), len(prompt.logits), len(prompt.std)}
+            widths = {*map(len, prompt.ids), *map(len, prompt.logits)}
+            if len(lengths) != 1 or len(widths) != 1 or 0 in lengths | widths:
+                raise ValueError(f"prompts[{number}] has rows of different lengths")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"--against {path}: cannot be read ({error}); give a file of the script that --print-script prints"
+        ) from None
+    return document
+
+
+def _report_logits(found: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], dtype: str, device: str) -> int:
+    """Prints how many positions of each prompt have the same largest logit. Returns the exit code.
+
+    Args:
+        found: For each prompt the arguments of `compare`.
+    """
     rows = []
-    for number, (ids, block, logits) in enumerate(zip(prompts, blocks, own, strict=True), 1):
-        rows.append(compare(reference.logits(ids, block), logits, NEAR_TIE[info.dtype]))
+    for number, (reference, deviations, own) in enumerate(found, 1):
+        rows.append(compare(reference, deviations, own, NEAR_TIE[dtype]))
         print(f"prompt {number}: {rows[-1]}")
     total = Agreement(*map(sum, zip(*rows, strict=True)))
-    print(f"{info.dtype} on {device}: {total}")
+    print(f"{dtype} on {device}: {total}")
     return int(total.others > 0)
 
 
@@ -230,10 +334,17 @@ class Agreement(NamedTuple):
         )
 
 
-def compare(reference: torch.Tensor, own: torch.Tensor, near_tie: float) -> Agreement:
-    """Compares logits [positions, vocab], float32 and of any type, by the largest of each position."""
+def compare(reference: torch.Tensor, deviations: torch.Tensor, own: torch.Tensor, near_tie: float) -> Agreement:
+    """Compares the largest logit of each position.
+
+    Args:
+        reference: float32 [positions, vocab].
+        deviations: standard deviation of each position of the reference, [positions].
+        own: [positions, vocab] of any type.
+        near_tie: largest distance of the reference's logits of two tokens, in `deviations`, that rounding may cause.
+    """
     best, mine = reference.argmax(-1, keepdim=True), own.float().argmax(-1, keepdim=True)
-    gaps = (reference.gather(-1, best) - reference.gather(-1, mine)) / reference.std(-1, keepdim=True)
+    gaps = (reference.gather(-1, best) - reference.gather(-1, mine)) / deviations[:, None]
     others = int((gaps > near_tie).sum() + gaps.isnan().sum())
     equal = int((best == mine).sum())
     return Agreement(len(own), equal, len(own) - equal - others, others)

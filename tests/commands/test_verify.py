@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import torch
 
 from runtime import cli
-from runtime.commands import verify
+from runtime.commands import authors_logits, verify
+from tests.matrix import marked
 from tests.models.tiny import write_random
 from tests.tokenizer.conftest import byte_level, save
+from tests.wait import TIMEOUT
 
 MASK, VOCAB = 329, 330  # of a checkpoint with the tokenizer of the tests
 CPU = ("--device", "cpu")
@@ -62,6 +70,9 @@ def test_without_a_file_the_answers_are_printed(capsys: pytest.CaptureFixture[st
         (["--record", "no/such/place.json"], "--record no/such/place.json: its directory does not exist"),
         (["--record", "."], "--record .: is a directory; name a file"),
         (["--against", "transformers"], "no model with the layers and tensors of the family llada2"),
+        (["--against", "nothing.json"], "--against nothing.json: cannot be read"),
+        (["--against", "short.json"], "--against short.json: cannot be read (Object missing required field"),
+        (["--against", "uneven.json"], "--against uneven.json: cannot be read (prompts[0] has rows of different len"),
         (["--quantisation", "int4"], "no such flag"),
     ],
 )  # fmt: skip
@@ -73,6 +84,9 @@ def test_what_cannot_be_compared_is_said_before_the_model_is_loaded(
     Path("wrong.json").write_text('{"answers": [{"ids": []}, {"ids": ["a"]}]}')
     Path("deep.json").write_text('{"answers": ' + "[" * 100_000)
     Path("short.json").write_text('{"answers": [{"ids": []}]}')
+    uneven = {"prompt_ids": [1, 2], "ids": [[1], [2]], "logits": [[1.0]], "std": [1.0, 1.0]}
+    about = {"family": "sdar", "strategy": "multi_bd", "block_size": 4}
+    Path("uneven.json").write_text(json.dumps({**about, "prompts": [uneven]}))
     assert cli.main(["verify", *argv, *CPU]) == 2
     assert says in capsys.readouterr().err.splitlines()[-1]
 
@@ -119,3 +133,69 @@ def test_another_forward_and_other_tensors_are_found(
     code, last = against(directory, capsys)
     assert code == 2
     assert "cannot read" in last
+
+
+# The code of a repository: a model of transformers whose attention is bidirectional, or as a mask of 1 and 0 says.
+CODE = """
+import torch
+from transformers import {0}Config, {0}ForCausalLM
+
+class OwnConfig({0}Config):
+    model_type = "own"
+
+class OwnModel({0}ForCausalLM):
+    config_class = OwnConfig
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None):
+        size = input_ids.shape[1]
+        mask = torch.ones(1, 1, size, size) if attention_mask is None else attention_mask
+        return super().forward(input_ids, attention_mask=mask.log(), position_ids=position_ids, use_cache=False)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("family", "kind"), marked([("sdar", "Qwen3"), ("dream", "Qwen2")], quick=[("sdar", "Qwen3")]))
+def test_the_forward_is_that_of_the_repository_s_own_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str, kind: str
+) -> None:
+    directory, files = checkpoint(tmp_path / "model", family), [tmp_path / f"{n}.json" for n in range(2)]
+    assert cli.main(["verify", str(directory), "--record", str(files[0]), *CPU]) == 0
+    capsys.readouterr()
+    assert cli.main(["verify", "--print-script"]) == 0
+    (tmp_path / "script.py").write_text(capsys.readouterr().out)
+    repository = shutil.copytree(directory, tmp_path / "repository")
+    (repository / "own.py").write_text(CODE.format(kind))
+    config = json.loads((directory / "config.json").read_text())
+    own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (repository / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": own}))
+    command = [sys.executable, "-I", "script.py", str(repository), *map(str, files)]
+    environ = os.environ | {"HF_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    flags = ["verify", str(directory), "--against", str(files[1]), *CPU]
+    assert cli.main(flags) == 0
+    output = capsys.readouterr().out.splitlines()[-1]
+    assert output.startswith("float32 on cpu: the same token at ")
+    assert output.endswith(", others 0")
+
+    write_random(family, directory, seed=7, vocab_size=VOCAB, mask_token_id=MASK)  # other weights
+    assert cli.main(flags) == 1
+    assert cli.main([*flags, "--block-size", "16"]) == 2
+    assert "block_size" in capsys.readouterr().err
+
+
+def test_masks_of_the_authors_code() -> None:
+    """LLaDA2's code adds the mask to the scores. SDAR's takes 1 for what a position attends to."""
+
+    def mask(family: str, strategy: str) -> torch.Tensor | None:
+        model = MagicMock(device="cpu", dtype=torch.float32)
+        authors_logits.forward(model, [1, 2, 3], family, strategy, 2)
+        found: torch.Tensor | None = model.call_args.kwargs.get("attention_mask")
+        return found
+
+    visible = torch.tensor([[[[1.0, 1, 0], [1, 1, 0], [1, 1, 1]]]])
+    assert torch.equal(mask("sdar", "multi_bd"), visible)
+    assert torch.equal(mask("llada2", "multi_bd"), visible.log())
+    assert mask("llada", "full") is None
+    with pytest.raises(SystemExit, match=r"nemotron_diffusion is called is not known; change forward\(\)"):
+        mask("nemotron_diffusion", "nemotron_diffusion")
