@@ -4,7 +4,8 @@ Routing is as in blocks of the family. In half-masked blocks the masked rows sel
 others differ, with some experts more frequent. With uniform noise no row is masked. The result is written into the
 table of the device (``runtime/kernels/fused_moe/tile_config.py``) or to --out, again after each number of rows.
 Kernels are compiled before, in parallel. Timings of tiles alternate, because a device with a power limit slows down
-under load. Otherwise the first tile would win.
+under load. Otherwise the first tile would win. Quantized weights have entries of their own. On Hopper, fp8 experts of
+the shapes in ``tile_config.GROUPED`` use other kernels, which are not tuned here.
 """
 
 from __future__ import annotations
@@ -20,25 +21,33 @@ from pathlib import Path
 
 import torch
 
-from runtime.bench.model_shapes import ARCHITECTURES, architecture
+from runtime.bench.model_shapes import ARCHITECTURES, architecture, fill_random
 from runtime.bench.sizes import check_positive
+from runtime.config import BY_DEST
 from runtime.distributed.gpu import require_gpu
 from runtime.errors import ConfigError
 from runtime.kernels.compiler import KernelCompiler, record_specializations
-from runtime.kernels.fused_moe.fused_moe import run_down, run_gate_up
+from runtime.kernels.fused_moe.fused_moe import Matrices, run_down, run_gate_up
 from runtime.kernels.fused_moe.moe_align import moe_align_block_size
 from runtime.kernels.fused_moe.tile_config import (
     FusedMoEConfig,
     GemmConfig,
     clamp_to_shape,
+    clamp_to_weight,
     default_config,
     device_name,
+    format_of,
+    fp8_config,
+    group_quantized_config,
     load_table,
     shape_key,
     table_path,
     write_table,
 )
+from runtime.kernels.ops import select_kernels
+from runtime.kernels.quantized_tensor import Fp8, quantize_fp8_reference
 from runtime.models.base import resolve_family
+from runtime.quantization.base import get_format
 from runtime.scheduling.strategy import DecodingContext
 from runtime.strategies.registry import make_strategy
 
@@ -72,6 +81,16 @@ NARROW_DOWN = [
     GemmConfig(256, 64, (2, 2, 2), 8, swap_ab=False),
 ]  # fmt: skip
 
+# Tiles of quantized weights. Those of integers and NVFP4 get the depth of their groups (`clamp_to_weight`).
+QUANTIZED_GATE_UP = [
+    GemmConfig(32, 128, (4, 4, 3), 4), GemmConfig(32, 128, (3, 3, 3), 4), GemmConfig(64, 128, (5, 4, 3), 4),
+    GemmConfig(64, 128, (3, 3, 3), 4), GemmConfig(64, 128, (3, 3, 3), 8), GemmConfig(128, 128, (3, 3, 2), 8),
+]  # fmt: skip
+QUANTIZED_DOWN = [
+    GemmConfig(32, 128, (4, 4, 3), 4), GemmConfig(64, 128, (4, 4, 3), 4), GemmConfig(64, 128, (3, 3, 3), 4),
+    GemmConfig(128, 128, (4, 4, 3), 4), GemmConfig(128, 128, (3, 3, 3), 8), GemmConfig(128, 256, (2, 2, 2), 4),
+]  # fmt: skip
+
 Run = Callable[[GemmConfig], None]
 
 
@@ -79,6 +98,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", default="llada2-mini", help=f"a named shape with experts: {', '.join(ARCHITECTURES)}")
     parser.add_argument(
         "--tensor-parallel-size", type=int, default=1, help="tensor parallel ranks that shard each expert; default: 1"
+    )
+    parser.add_argument(
+        "--quantization",
+        choices=BY_DEST["quantization"].choices,
+        help="format of the experts' weights; default: none, in bfloat16",
     )
     rows = [32, 256, 1024, 2048, 8192]
     parser.add_argument("--rows", type=int, nargs="+", default=rows, help="rows of a forward, tuned in this order")
@@ -101,7 +125,8 @@ def tune(args: argparse.Namespace, device: torch.device, name: str) -> None:
     """Tunes the shape of the arguments on a device, and writes the table of the device of this `name`."""
     began = time.monotonic()
     experts, hidden, width, top_k = shape_of(args.arch, args.tensor_parallel_size)
-    gemms, half_masked = ExpertGemms(experts, hidden, width, device), is_masked_family(args.arch)
+    gemms = ExpertGemms(experts, hidden, width, device, args.quantization)
+    key, half_masked = shape_key(experts, hidden, width, gemms.format), is_masked_family(args.arch)
     path = args.out or table_path(name)
     cases = {rows: random_expert_ids(rows, experts, top_k, device, half_masked=half_masked) for rows in args.rows}
     compile_kernels(gemms, list(cases.values()))
@@ -113,7 +138,7 @@ def tune(args: argparse.Namespace, device: torch.device, name: str) -> None:
             print(f"--time-limit reached, not tuned: {rows} rows and the following", flush=True)
             break
         found[rows * top_k / experts] = _best(gemms, ids, args.repeats)
-        write_table(path, load_table(name) | {shape_key(experts, hidden, width): with_limits(sorted(found.items()))})
+        write_table(path, load_table(name) | {key: with_limits(sorted(found.items()))})
     print(path)
 
 
@@ -181,24 +206,47 @@ def random_expert_ids(
 
 
 class ExpertGemms:
-    """The two GEMMs of experts with random bfloat16 weights."""
+    """The two GEMMs of experts with random weights in bfloat16 or in a format of --quantization.
 
-    def __init__(self, experts: int, hidden: int, width: int, device: torch.device) -> None:
+    Attributes:
+        format: of quantized weights, for ``tile_config.shape_key``; "" for bfloat16.
+    """
+
+    def __init__(
+        self, experts: int, hidden: int, width: int, device: torch.device, quantization: str | None = None
+    ) -> None:  # fmt: skip
         self.experts = experts
         self.hidden = hidden
         self.width = width
         self._device = device
-        self._gate_ups, self._downs = (
-            [self._random(*shape) for _ in range(STACKS)]
-            for shape in ((experts, 2 * width, hidden), (experts, hidden, width))
-        )
+        self._gate_ups = [self._weights(quantization, experts, 2 * width, hidden) for _ in range(STACKS)]
+        self._downs = [self._weights(quantization, experts, hidden, width) for _ in range(STACKS)]
+        first = self._gate_ups[0]
+        self.format = "" if isinstance(first, torch.Tensor) else format_of(first)
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=torch.bfloat16, device=self._device)
 
+    def _weights(self, quantization: str | None, *shape: int) -> Matrices:
+        if quantization is None:
+            return self._random(*shape)
+        format = get_format(quantization)
+        format.check(self._device, torch.bfloat16)
+        kernels = select_kernels(self._device, torch.bfloat16, quantization)
+        holder = torch.nn.Module()
+        holder.weight = weight = format.make(shape, torch.bfloat16, self._device, kernels, False)  # type: ignore[assignment]
+        fill_random(holder, torch.Generator(self._device).manual_seed(0))
+        matrices: Matrices = weight.kernel_arg
+        return matrices
+
     def default(self, pairs: int) -> FusedMoEConfig:
         """Returns the config for `pairs` token-expert pairs on a device without a table."""
-        return default_config(pairs / self.experts, 2, self.hidden, self.width)
+        gate_up, down = self._gate_ups[0], self._downs[0]
+        if isinstance(gate_up, torch.Tensor):
+            return default_config(pairs / self.experts, 2, self.hidden, self.width)
+        if isinstance(gate_up, Fp8) or isinstance(down, Fp8 | torch.Tensor):
+            return fp8_config(pairs, self.experts, self.hidden, self.width)
+        return group_quantized_config(pairs, self.experts, 2, gate_up, down)
 
     def cases(self, ids: torch.Tensor) -> Iterator[tuple[int, list[tuple[Run, list[GemmConfig]]]]]:
         """Yields each tile height with the two GEMM launchers, gate_up and down, and their candidates.
@@ -208,9 +256,10 @@ class ExpertGemms:
         Args:
             ids: int32 [rows, top_k].
         """
-        for height, limit in HEIGHTS:
-            if ids.numel() / self.experts <= limit:
-                yield height, list(zip(self._runs(ids, height), self.candidates(ids.numel(), height), strict=True))
+        pairs = ids.numel()
+        heights = [height for height, limit in HEIGHTS if pairs / self.experts <= limit]
+        for height in dict.fromkeys([self.default(pairs).height, *heights]):
+            yield height, list(zip(self._runs(ids, height), self.candidates(pairs, height), strict=True))
 
     def candidates(self, pairs: int, height: int) -> tuple[list[GemmConfig], list[GemmConfig]]:
         """Returns the configs of gate_up and of down.
@@ -218,10 +267,18 @@ class ExpertGemms:
         Configs without `swap_ab`, in which pairs are the rows of the GEMM, are candidates for the tallest tiles only.
         """
         _, default_gate_up, default_down = self.default(pairs)
-        narrow = NARROW_DOWN if self.width <= NARROW_WIDTH else []
-        gate_up = [clamp_to_shape(config, self.width, self.hidden) for config in GATE_UP]
-        down = [clamp_to_shape(config, self.hidden, self.width) for config in DOWN + narrow]
-        found = dict.fromkeys([default_gate_up, *gate_up]), dict.fromkeys([default_down, *down])
+        gate_up, down = self._gate_ups[0], self._downs[0]
+        if isinstance(gate_up, torch.Tensor):
+            narrow = NARROW_DOWN if self.width <= NARROW_WIDTH else []
+            gate_ups = [clamp_to_shape(config, self.width, self.hidden) for config in GATE_UP]
+            downs = [clamp_to_shape(config, self.hidden, self.width) for config in DOWN + narrow]
+        elif isinstance(gate_up, Fp8) or isinstance(down, Fp8 | torch.Tensor):
+            gate_ups = [clamp_to_shape(config, self.width, self.hidden, 32) for config in QUANTIZED_GATE_UP]
+            downs = [clamp_to_shape(config, self.hidden, self.width, 32) for config in QUANTIZED_DOWN]
+        else:
+            gate_ups = [clamp_to_weight(config, gate_up, 2) for config in QUANTIZED_GATE_UP]
+            downs = [clamp_to_weight(config, down, 1) for config in QUANTIZED_DOWN]
+        found = dict.fromkeys([default_gate_up, *gate_ups]), dict.fromkeys([default_down, *downs])
         gate_ups, downs = ([config for config in configs if config.swap_ab or height >= 128] for configs in found)
         return gate_ups, downs
 
@@ -231,14 +288,16 @@ class ExpertGemms:
             self._random(count, size)
             for count, size in ((rows, self.hidden), (rows * top_k, self.width), (rows * top_k, self.hidden))
         )
+        is_fp8 = isinstance(self._gate_ups[0], Fp8)  # rows and the activation's results are quantized too
+        gate_up_input, down_input = (quantize_fp8_reference(each) if is_fp8 else each for each in (x, inner))
 
         def gate_up(config: GemmConfig) -> None:
             for weights in self._gate_ups:
-                run_gate_up(x, weights, inner, aligned, top_k, config, "silu")
+                run_gate_up(gate_up_input, weights, inner, aligned, top_k, config, "silu")
 
         def down(config: GemmConfig) -> None:
             for weights in self._downs:
-                run_down(inner, weights, out, aligned, config)
+                run_down(down_input, weights, out, aligned, config)
 
         return gate_up, down
 
@@ -278,17 +337,29 @@ def _best(gemms: ExpertGemms, ids: torch.Tensor, repeats: int) -> FusedMoEConfig
 
 
 def _timed(run: Callable[[GemmConfig], None], candidates: list[GemmConfig], repeats: int) -> list[float]:
-    """Returns median milliseconds per candidate. Each is captured as a CUDA graph, and their replays alternate."""
-    graphs = []
+    """Returns median milliseconds per candidate; infinite for one that needs more shared memory than the device has.
+
+    Each is captured as a CUDA graph, and their replays alternate.
+    """
+    from triton.runtime.errors import OutOfResources
+
+    graphs: list[torch.cuda.CUDAGraph | None] = []
     for how in candidates:
-        run(how)
+        try:
+            run(how)
+        except OutOfResources:
+            graphs.append(None)
+            continue
         torch.cuda.synchronize()
-        graphs.append(torch.cuda.CUDAGraph())
-        with torch.cuda.graph(graphs[-1]):
+        graphs.append(captured := torch.cuda.CUDAGraph())
+        with torch.cuda.graph(captured):
             run(how)
     times: list[list[float]] = [[] for _ in graphs]
     for _ in range(repeats + 2):
         for graph, own in zip(graphs, times, strict=True):
+            if graph is None:
+                own.append(math.inf)
+                continue
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
             graph.replay()

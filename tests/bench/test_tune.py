@@ -9,7 +9,7 @@ import torch
 from runtime.bench import tune as tuning
 from runtime.bench.tune import is_masked_family, random_expert_ids, shape_of, with_limits
 from runtime.errors import ConfigError
-from runtime.kernels.fused_moe import tile_config
+from runtime.kernels.fused_moe import fused_moe, tile_config
 from runtime.kernels.fused_moe.moe_align import moe_align_block_size_reference
 from runtime.kernels.fused_moe.tile_config import (
     FusedMoEConfig,
@@ -20,7 +20,10 @@ from runtime.kernels.fused_moe.tile_config import (
     shape_key,
     write_table,
 )
+from runtime.kernels.ops import select_kernels
+from runtime.quantization.base import get_format
 
+CPU = torch.device("cpu")
 CUTS = [
     FusedMoEConfig(128, GemmConfig(32, 64, (5, 4, n), 4), GemmConfig(128, 64, (3, 3, 3), 8, swap_ab=False))
     for n in (1, 2, 3)
@@ -84,7 +87,6 @@ def test_expert_ids_are_distinct_and_masked_rows_agree(half_masked):
 
 
 SHAPE = 16, 256, 128, 2
-KEY = shape_key(*SHAPE[:3])
 
 
 @pytest.fixture
@@ -113,7 +115,8 @@ def timer(tmp_path, monkeypatch):
         tuning.add_arguments(parser)
         tuning.tune(parser.parse_args(list(flags)), torch.device("cpu"), "Some GPU")
         load_table.cache_clear()
-        return load_table("Some GPU")[KEY]
+        (rows,) = load_table("Some GPU").values()
+        return rows
 
     fake.run = run
     load_table.cache_clear()
@@ -159,3 +162,22 @@ def test_narrow_experts_have_candidates_of_their_own():
     assert not set(tuning.NARROW_DOWN) & set(wide.candidates(1000, 128)[1])
     for configs in narrow.candidates(16, 64):
         assert all(config.swap_ab for config in configs)
+
+
+@pytest.mark.parametrize("format", ["fp8", "int8", "int4", "nvfp4"])
+def test_quantized_weights_have_tables_of_their_own(timer, monkeypatch, format):
+    gemms = tuning.ExpertGemms(*SHAPE[:3], CPU, format)
+    kernels = select_kernels(CPU, torch.bfloat16, format)
+    gate_up, down = (
+        get_format(format).make(shape, torch.bfloat16, CPU, kernels, False).kernel_arg
+        for shape in ((16, 256, 256), (16, 256, 128))
+    )
+    fast = gemms.candidates(256, 128)[1][-1]
+    timer.ms = {(128, fast): 0.5}
+    timer.run("--rows", "128", "--quantization", format)
+    monkeypatch.setattr(tile_config, "device_name", lambda device: "Some GPU")
+    x = torch.zeros(1, dtype=torch.bfloat16)
+    chosen = [fused_moe._select_config(x, 256, gate_up, down, batch_invariant=invariant) for invariant in (False, True)]
+    assert (chosen[0].height, chosen[0].down) == (128, fast)
+    assert chosen[1] == gemms.default(256), "other tiles may sum in another order"
+    assert get_config(256, 16, 2, 256, 128, "Some GPU") == default_config(16, 2, 256, 128)

@@ -659,6 +659,11 @@ def _select_config(
     x: torch.Tensor, pairs: int, gate_up: Matrices, down: Matrices, *, batch_invariant: bool
 ) -> tile_config.FusedMoEConfig:
     experts, hidden, width = down.shape
+    device = tile_config.device_name(x.device)
+    if not isinstance(gate_up, torch.Tensor) and x.element_size() == 2 and not batch_invariant:
+        key = tile_config.shape_key(experts, hidden, width, tile_config.format_of(gate_up))
+        if (tuned := tile_config.tuned_config(pairs / experts, key, device)) is not None:
+            return tuned
     if isinstance(gate_up, Fp8):
         return tile_config.fp8_config(pairs, experts, hidden, width, batch_invariant=batch_invariant)
     if isinstance(gate_up, GroupQuantized | Nvfp4):
@@ -666,7 +671,7 @@ def _select_config(
         return tile_config.group_quantized_config(pairs, experts, x.element_size(), gate_up, down)
     if batch_invariant:
         return tile_config.batch_invariant_config(pairs, experts, x.element_size(), hidden, width)
-    return tile_config.get_config(pairs, experts, x.element_size(), hidden, width, tile_config.device_name(x.device))
+    return tile_config.get_config(pairs, experts, x.element_size(), hidden, width, device)
 
 
 def fused_moe(

@@ -15,7 +15,7 @@ import torch
 from runtime.kernels.common import triton
 from runtime.kernels.linear import depth_of, group_size
 from runtime.kernels.nvfp4 import BLOCK, Nvfp4
-from runtime.kernels.quantized_tensor import GroupQuantized
+from runtime.kernels.quantized_tensor import Fp8, GroupQuantized
 
 # Maximum pairs after an expert's last full tile that the program of that tile processes too. It reads the weights once
 # for both.
@@ -69,9 +69,19 @@ class FusedMoEConfig(NamedTuple):
 Table = dict[str, list[tuple[float, FusedMoEConfig]]]  # by `shape_key`: maximum pairs per expert, ascending, and config
 
 
-def shape_key(experts: int, hidden: int, width: int) -> str:
-    """Returns the key of a shape of 16-bit weights in a tuned table."""
-    return f"{experts} experts, {hidden} to {width}"
+def shape_key(experts: int, hidden: int, width: int, format: str = "") -> str:
+    """Returns the key of a shape in a tuned table. `format`: of quantized weights (`format_of`); "" for 16 bits."""
+    return f"{experts} experts, {hidden} to {width}" + (f", {format}" if format else "")
+
+
+def format_of(weights: Fp8 | GroupQuantized | Nvfp4) -> str:
+    """Returns what distinguishes the kernels of quantized weights, as text."""
+    if not isinstance(weights, GroupQuantized):
+        return "fp8" if isinstance(weights, Fp8) else "nvfp4"
+    kind = "int4" if weights.is_int4 else str(weights.values.dtype).removeprefix("torch.")
+    kind = "nf4" if weights.is_nf4 else kind
+    groups = "" if weights.group == weights.size else f" in groups of {weights.group}"
+    return f"{kind}{groups}{'' if weights.zeros is None else ' with zero points'}"
 
 
 _GROUPED_DOWN = GroupedTile(128, 64, 128, 4, 4, 2, 24)
@@ -90,11 +100,18 @@ def get_config(
 ) -> FusedMoEConfig:  # fmt: skip
     """Returns the config for `pairs` token-expert pairs in total on the `device` of this name."""
     pairs_per_expert = pairs / experts
-    if element_size == 2 and device is not None:
-        for limit, config in load_table(device).get(shape_key(experts, hidden, width), []):
-            if pairs_per_expert <= limit:
-                return config
-    return default_config(pairs_per_expert, element_size, hidden, width)
+    tuned = tuned_config(pairs_per_expert, shape_key(experts, hidden, width), device) if element_size == 2 else None
+    return tuned or default_config(pairs_per_expert, element_size, hidden, width)
+
+
+def tuned_config(pairs_per_expert: float, key: str, device: str | None) -> FusedMoEConfig | None:
+    """Returns the config in the table of the `device` of this name; None if it has none for the shape.
+
+    Args:
+        key: result of `shape_key`.
+    """
+    rows = load_table(device).get(key, []) if device is not None else []
+    return next((config for limit, config in rows if pairs_per_expert <= limit), None)
 
 
 def default_config(pairs_per_expert: float, element_size: int, hidden: int, width: int) -> FusedMoEConfig:
@@ -166,11 +183,12 @@ def group_quantized_config(
     else:
         chosen = FusedMoEConfig(128, GemmConfig(32, 128, (3, 3, 3), 4), GemmConfig(64, 128, (3, 3, 3), 4))
     return FusedMoEConfig(
-        chosen.height, _clamp_to_weight(chosen.gate_up, gate_up, 2), _clamp_to_weight(chosen.down, down, 1)
+        chosen.height, clamp_to_weight(chosen.gate_up, gate_up, 2), clamp_to_weight(chosen.down, down, 1)
     )
 
 
-def _clamp_to_weight(config: GemmConfig, weight: GroupQuantized | Nvfp4, parts: int) -> GemmConfig:
+def clamp_to_weight(config: GemmConfig, weight: GroupQuantized | Nvfp4, parts: int) -> GemmConfig:
+    """Returns a tile with the depth of a weight's groups. `parts`: 2 if it has the rows of gate and up, else 1."""
     columns = max(16, triton.next_power_of_2(weight.shape[-2] // parts))
     if isinstance(weight, Nvfp4):
         depth = BLOCK
