@@ -100,6 +100,7 @@ class Sizing:
         formats: Format of each weight of a quantized checkpoint, for which --quantization has no other value; {} if
             it is not quantized.
         group: The tensor parallel group of the rank.
+        shardable: Whether the weights can be sharded over several ranks.
     """
 
     config: EngineConfig
@@ -112,6 +113,7 @@ class Sizing:
     quantization: str | None
     formats: Formats
     group: TensorParallelGroup
+    shardable: bool = True
 
     @cached_property
     def meta_model(self) -> Model:
@@ -266,7 +268,7 @@ class Sizing:
     def _ranks_that_fit(self, device: DeviceMemory) -> int:
         """Returns the smallest --tensor-parallel-size, a power of 2, with which the model fits; 0 if none does."""
         size = 2 * self.group.size
-        while device.kind == "cuda" and size <= MAX_RANKS:
+        while device.kind == "cuda" and self.shardable and size <= MAX_RANKS:
             with contextlib.suppress(ConfigError):  # it does not divide the heads
                 if replace(self, group=TensorParallelGroup(0, size)).fits(device, with_step=True):
                     return size

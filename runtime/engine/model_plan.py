@@ -18,7 +18,7 @@ from runtime.models.base import ModelFamily, ModelInfo, resolve_family
 from runtime.models.block_size import BlockSize, resolve_block_size
 from runtime.models.look_alikes import check_look_alikes
 from runtime.models.published import published_defaults
-from runtime.quantization.checkpoint.scheme import quantization_of
+from runtime.quantization.checkpoint.scheme import one_rank_reason, quantization_of
 from runtime.scheduling.strategy import DecodingContext, Strategy
 from runtime.strategies.registry import make_strategy, strategies_supporting
 from runtime.weights.checkpoint import Checkpoint
@@ -89,6 +89,7 @@ class ModelPlan:
             quantization=quantization_of(checkpoint.config, config.quantization),
             formats=stored_formats(checkpoint, self.family, self.arch),
             group=group,
+            shardable=not one_rank_reason(checkpoint.config),
         )
 
 
@@ -103,6 +104,11 @@ def plan_model(config: EngineConfig, checkpoint: Checkpoint) -> ModelPlan:
     names = (*filter(None, [config.model_name]), *repository_names(config.model, checkpoint.path, checkpoint.config))
     check_look_alikes(checkpoint.config, names, config.sampling_mode)
     family = resolve_family(config.model_name, checkpoint.config)
+    ranks = config.tensor_parallel_size
+    if ranks > 1 and (reason := one_rank_reason(checkpoint.config)):
+        raise ConfigError(
+            f"--tensor-parallel-size {ranks}: {reason}, which is supported on one rank only; leave it out"
+        )
     arch = family.parse(checkpoint.config)
     facts = family.facts(arch)
     block_size = resolve_block_size(config.block_size, family, facts, checkpoint.config, names)

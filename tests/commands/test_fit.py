@@ -21,6 +21,7 @@ from runtime.parameters.weight import named_weights
 from runtime.weights.checkpoint import resolve_checkpoint
 from tests.golden import GOLDEN
 from tests.models.paged import load
+from tests.quantization.packed_integers import gptq_config
 from tests.quantization.quantized_files import write_both
 from tests.server.harness import ROOT
 from tests.wait import TIMEOUT
@@ -130,6 +131,18 @@ def test_weights_that_the_loader_refuses_do_not_fit(
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 2, done
     assert "holds no safetensors file of weights" in done.stderr
+
+
+@pytest.mark.parametrize(("desc_act", "proposes"), [(False, True), (True, False)])
+def test_ranks_are_not_proposed_for_weights_in_activation_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], desc_act: bool, proposes: bool
+) -> None:
+    directory = Path(shape(tmp_path, "sdar-8b"))
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = gptq_config(4, 128, desc_act=desc_act)
+    (directory / "config.json").write_text(json.dumps(config))
+    assert cli.main(["fit", str(directory), "--device", "6GB", "--max-num-batched-tokens", "512"]) == 1
+    assert ("--tensor-parallel-size" in capsys.readouterr().err) is proposes
 
 
 @pytest.mark.parametrize("name", ["llada-8b", "sdar-8b", "llada2-mini", "sdar-30b-a3b", "llada2-flash"])

@@ -1,5 +1,6 @@
 """Tests of quantized checkpoints with two ranks: each rank loads its shard of the unchanged codes."""
 
+import json
 import re
 
 import pytest
@@ -109,6 +110,9 @@ def test_a_shard_that_cuts_a_group_is_refused(tmp_path, layout, is_unquantized, 
     sizes = {"hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": width, "head_dim": 64}
     write_tiny(tmp_path / "narrow", seed=9, vocab=64, num_experts=4, **sizes)
     quantized, _ = write_both(layout, tmp_path / "narrow", tmp_path, lambda name: re.fullmatch(is_unquantized, name))
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"]["static_groups"] = True  # so that config.json does not rule out two ranks
+    (quantized / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=says):
         logits(flags(quantized), tensor_parallel_size=2)
 

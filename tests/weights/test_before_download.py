@@ -22,6 +22,7 @@ from e2e.stubs.hub import Handler, Hub, checkpoint
 from runtime.weights.checkpoint import resolve_checkpoint
 from tests.golden import GOLDEN
 from tests.matrix import marked
+from tests.quantization.packed_integers import gptq_config
 from tests.server.harness import REAL, ROOT
 from tests.wait import TIMEOUT
 
@@ -138,6 +139,10 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] =
     "page": ({}, {"page_size": 48}, {}, "--page-size 48 is neither a multiple nor a divisor"),
     "adapter": ({}, {"lora": ("a=/nowhere",)}, {}, "adapter '/nowhere' is not a directory"),
     "flag of ranks": ({}, {"tensor_parallel_size": 2, "max_model_len": 100_000}, {}, "--max-model-len 100000 is more"),
+    "activation order": (
+        {"quantization_config": gptq_config(4, 32, desc_act=True)}, {"tensor_parallel_size": 2}, {},
+        "--tensor-parallel-size 2: config.json: quantization_config's desc_act is true",
+    ),
     "memory": ({}, {}, {"memory": MEMORY}, "weights (28.6 MB)"),
     "memory of pages": ({}, {"num_pages": 10**12}, {}, "set a smaller --num-pages, at most "),
     "disk": ({}, {}, {"free": 119_000_000}, "0.12 GB are to be downloaded, but "),

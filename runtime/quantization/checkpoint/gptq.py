@@ -94,10 +94,13 @@ def _method(config: Mapping[str, Any]) -> CheckpointQuantization:
     bits = config.get("bits")
     if type(bits) is not int or bits not in ONES:
         raise refuse("bits", bits, "4 and 8")
+    in_order = not flag_of(config, "desc_act", default=False)
     scheme = Gptq(
         bits, group_size_of(config), asymmetric=not flag_of(config, "sym", default=False), v1=layout == V1,
-        in_order=not flag_of(config, "desc_act", default=False),
+        in_order=in_order,
     )  # fmt: skip
+    if not in_order and not flag_of(config, "static_groups", default=False):  # static groups are consecutive inputs
+        scheme.needs_one_rank = f"config.json: {FIELD}'s desc_act is true (inputs in activation order)"
     patterns = _dynamic(config)
 
     def stated(modules: Collection[str]) -> dict[str, QuantScheme | None]:

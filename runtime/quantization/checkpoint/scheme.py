@@ -30,6 +30,7 @@ class QuantScheme(ABC):
     suffixes: tuple[str, ...]  # all tensors of a quantized weight
     optional_suffixes: tuple[str, ...] = ()  # those that a checkpoint may lack; then `Read` raises KeyError
     ignored_suffixes: tuple[str, ...] = ()  # further tensors, which are ignored
+    needs_one_rank: str = ""  # why config.json rules out tensor parallelism, as text; "" if it does not
 
     def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
         """Returns the shape of the weight."""
@@ -138,6 +139,17 @@ def quantization_of(config: Mapping[str, Any], requested: str | None) -> str | N
             f"--quantization {requested}: the checkpoint is already quantized as {quantization.label}; leave it out"
         )
     return quantization.format
+
+
+def one_rank_reason(config: Mapping[str, Any]) -> str:
+    """Returns why the weights of a checkpoint cannot be sharded over several ranks, as text; "" if they can.
+
+    Args:
+        config: content of config.json.
+    """
+    quantization = get_quantization(config)
+    reasons = [] if quantization is None else [scheme.needs_one_rank for scheme in quantization.schemes]
+    return next(filter(None, reasons), "")
 
 
 def refuse(field: str, value: object, supported: str) -> ConfigError:
