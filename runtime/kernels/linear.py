@@ -412,7 +412,8 @@ def group_quantized_tile_sizes(
     """
     depth = depth_of(weight)
     if element_size == 4:  # no full-precision tensor cores: keep within registers
-        return GemmTile(16, 32, min(64, depth) if group_size(weight) == 0 else depth, 2)
+        # One stage: Triton 3.6 gives wrong results if it pipelines the lookup of NF4 values, loads of 4 bytes.
+        return GemmTile(16, 32, min(64, depth) if group_size(weight) == 0 else depth, 1)
     if rows <= 128:
         return GemmTile(16, 64, depth, 4) if rows <= 32 else GemmTile(32, 64, depth, 4)
     if batch_invariant and rows > 512:

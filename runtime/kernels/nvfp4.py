@@ -3,6 +3,9 @@
 A code times its group's scale has at most six significant bits and lies between 2^-10 and 2,688 if it is not 0. It is
 exact in bfloat16 and in float16, so the product is an operand of the tensor cores. The scale of a row is applied to the
 accumulator. Activations are not quantized.
+
+Numbers are stored as the kernels of ``nvfp4_gemm.py`` need them, for Hopper. The kernels here run on other devices and
+in float32.
 """
 
 from __future__ import annotations
@@ -15,19 +18,12 @@ import torch
 import torch.nn.functional as F
 
 from runtime.kernels.common import has_descriptor, make_descriptor, tl, tma_load, triton
-from runtime.kernels.linear import DEQUANTIZE_ROWS, GemmTile, load_rows, store_outputs
-from runtime.kernels.quantized_tensor import (
-    E4M3,
-    FP8_MAX,
-    MIN_SCALE,
-    QuantizedTensor,
-    pack_halves,
-    require_full_groups,
-    unpack_halves,
-)
+from runtime.kernels.linear import GemmTile, store_outputs
+from runtime.kernels.quantized_tensor import E4M3, FP8_MAX, MIN_SCALE, QuantizedTensor, require_full_groups
 
 GROUP = 16  # inputs per scale
 BLOCK = 64  # inputs whose scales form a word, and which a kernel multiplies per iteration
+SCALE_BIAS = 117 << 3  # of a stored scale and the upper 12 bits of the same float32 number
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # values of the codes 0 to 7; the codes from 8 on are their negatives
 E2M1_MAX = E2M1[-1]
 MIDPOINTS = tuple((low + high) / 2 for low, high in itertools.pairwise(E2M1))
@@ -38,10 +34,12 @@ class Nvfp4(QuantizedTensor):
     """A tensor of logical shape [..., rows, size]: code * scale of its group * scale of its row.
 
     Attributes:
-        values: uint8 [..., rows, blocks * 32]. The low bits of a byte are a code of the first half of its block, the
-            high bits the code at the same position of the second half. The last block is padded with zeros.
-        scales: int32 [..., rows, 1 + blocks]. The bits of the row's float32 scale, then four e4m3 scales per block, the
-            first in the lowest bits.
+        values: int16 [..., rows, blocks * 16]. Each has four codes, see `_pack_codes`. A block has the codes of
+            `_input_order`; the last one is padded with zeros.
+        scales: int32 [..., rows, 1 + blocks]. The bits of the row's float32 scale, then four scales per block, the
+            first in the lowest bits. Their eight bits are five of an exponent and three of a mantissa, without a sign
+            and without subnormal numbers: a negative scale is stored in the signs of its codes, and the codes of a
+            scale of 0 are 0. Scales of different rows are adjacent in memory.
         size: logical size of a row.
     """
 
@@ -55,12 +53,23 @@ class Nvfp4(QuantizedTensor):
             group_scales: the bytes of e4m3 numbers, uint8 [..., rows, ceil(size / 16)].
             row_scales: float32, broadcast to [..., rows].
         """
-        size = codes.shape[-1]
-        blocks = -(-size // BLOCK)
-        padded = F.pad(group_scales, (0, blocks * (BLOCK // GROUP) - group_scales.shape[-1]))
-        rows = row_scales.to(codes.device).expand(codes.shape[:-1])[..., None].contiguous()
-        words = torch.cat((rows.view(torch.int32), padded.contiguous().view(torch.int32)), -1)
-        return cls(pack_halves(F.pad(codes, (0, blocks * BLOCK - size)), BLOCK), words, size)
+        magnitudes = group_scales & 0x7F
+        signs, used = ((group_scales >> 7) << 3, (magnitudes > 0).to(torch.uint8) * 15)
+        codes = (codes ^ _per_input(signs, codes.shape[-1])) & _per_input(used, codes.shape[-1])
+        bits = magnitudes.view(E4M3).float().view(torch.int32) >> 20
+        return cls._pack(codes, (bits - SCALE_BIAS).clamp_(min=0).to(torch.uint8), row_scales)
+
+    @classmethod
+    def _pack(cls, codes: torch.Tensor, stored_scales: torch.Tensor, row_scales: torch.Tensor) -> Nvfp4:
+        *rows, size = codes.shape
+        result = empty_nvfp4((*rows, size), codes.device)
+        blocks = result.scales.shape[-1] - 1
+        padded = F.pad(codes, (0, blocks * BLOCK - size)).unflatten(-1, (-1, BLOCK))
+        words = F.pad(stored_scales, (0, blocks * (BLOCK // GROUP) - stored_scales.shape[-1])).contiguous()
+        result.values.copy_(_pack_codes(padded[..., _input_order(codes.device)]).flatten(-2))
+        result.scales[..., 1:] = words.view(torch.int32)
+        result.scales[..., 0] = row_scales.to(codes.device).expand(codes.shape[:-1]).contiguous().view(torch.int32)
+        return result
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,12 +78,19 @@ class Nvfp4(QuantizedTensor):
     @property
     def codes(self) -> torch.Tensor:
         """The codes, uint8 [..., rows, size]."""
-        return unpack_halves(self.values, BLOCK)[..., : self.size]
+        stored = _unpack_codes(self.values).unflatten(-1, (-1, BLOCK))
+        return stored[..., _input_order(self.device).argsort()].flatten(-2)[..., : self.size]
+
+    @property
+    def _stored_scales(self) -> torch.Tensor:
+        """The bits of the groups' scales, uint8 [..., rows, ceil(size / 16)]."""
+        words = self.scales[..., 1:, None] >> torch.arange(0, 32, 8, device=self.device)
+        return words.flatten(-2)[..., : -(-self.size // GROUP)].to(torch.uint8)
 
     @property
     def group_scales(self) -> torch.Tensor:
-        """The bytes of the groups' scales, uint8 [..., rows, ceil(size / 16)]."""
-        return self.scales[..., 1:].contiguous().view(torch.uint8)[..., : -(-self.size // GROUP)]
+        """float32 [..., rows, ceil(size / 16)]."""
+        return (self._stored_scales.int() + SCALE_BIAS << 20).view(torch.float32)
 
     @property
     def row_scales(self) -> torch.Tensor:
@@ -83,7 +99,7 @@ class Nvfp4(QuantizedTensor):
 
     @property
     def max_values(self) -> torch.Tensor:
-        return self.group_scales.view(E4M3).float().abs() * E2M1_MAX * self.row_scales[..., None].abs()
+        return self.group_scales * E2M1_MAX * self.row_scales[..., None].abs()
 
     def __getitem__(self, index: int | slice) -> Nvfp4:
         return Nvfp4(self.values[index], self.scales[index], self.size)
@@ -98,32 +114,68 @@ class Nvfp4(QuantizedTensor):
             return self[rows]
         require_full_groups(inputs, self.size, GROUP)
         part, groups = self[rows], slice(inputs.start // GROUP, -(-inputs.stop // GROUP))
-        return Nvfp4.of(part.codes[:, inputs.start : inputs.stop], part.group_scales[:, groups], part.row_scales)
+        return Nvfp4._pack(part.codes[:, inputs.start : inputs.stop], part._stored_scales[:, groups], part.row_scales)
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         exact = torch.promote_types(dtype, torch.float32)
-        pairs = F.embedding(self.values.int(), _pairs(exact, self.device))  # [..., blocks * 32, 2]
-        values = pairs.unflatten(-2, (-1, BLOCK // 2)).transpose(-1, -2)  # [..., blocks, 2, 32]
-        scales = self.scales[..., 1:].contiguous().view(E4M3).to(exact)
-        values = values.reshape(*scales.shape, GROUP) * scales[..., None]
-        values.mul_(self.row_scales[..., None, None].to(exact))
-        return values.flatten(-2)[..., : self.size].to(dtype)
+        values = F.embedding(self.codes.int(), _values(exact, self.device)).squeeze(-1)
+        scales = self.group_scales.to(exact) * self.row_scales[..., None].to(exact)
+        return (values * _per_input(scales, self.size)).to(dtype)
+
+
+def _per_input(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Repeats one number per group for each of its inputs, [..., size]."""
+    return x.repeat_interleave(GROUP, -1)[..., :size]
 
 
 @functools.cache
-def _pairs(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns the values of the two codes of each byte, low bits first, [256, 2]."""
-    table = torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=dtype, device=device)
-    byte = torch.arange(256, device=device)
-    return torch.stack((table[byte & 15], table[byte >> 4]), -1)
+def _input_order(device: torch.device) -> torch.Tensor:
+    """Returns the input of each code of a block, int64 [64].
+
+    Thread t of a quad multiplies inputs 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of each 16. It reads words of 32 bits with
+    those of 32 inputs, and converts both halves at once: one has even inputs, the other the next ones.
+    """
+    place = torch.arange(BLOCK, device=device)
+    n, e, c, t = place % 4, place // 4 % 2, place // 8 % 2, place // 16
+    return 32 * c + 8 * n + 2 * t + e
+
+
+def _pack_codes(codes: torch.Tensor) -> torch.Tensor:
+    """Packs uint8 codes [..., n] from 0 to 15 into int16 [..., n / 4].
+
+    A shift to the left by 3 n moves the sign of code n to bit 15 and its magnitude to bits 8 to 6, where bfloat16 has
+    its sign, its lowest exponent bits and its highest mantissa bit. Code 3 takes the bits that the others leave: its
+    sign is bit 14, its magnitude bits 13, 11 and 10.
+    """
+    codes = codes.to(torch.int32).unflatten(-1, (-1, 4))
+    signs, magnitudes = codes >> 3, codes & 7
+    first = signs << 15 | magnitudes << 6
+    last = signs[..., 3] << 14 | (magnitudes[..., 3] & 4) << 11 | (magnitudes[..., 3] & 3) << 10
+    return (first[..., 0] | first[..., 1] >> 3 | first[..., 2] >> 6 | last).to(torch.int16)
+
+
+def _unpack_codes(values: torch.Tensor) -> torch.Tensor:
+    """Inverts `_pack_codes`."""
+    values = values[..., None].int()
+    first = values << torch.tensor([0, 3, 6], device=values.device)
+    first = (first >> 15 & 1) << 3 | first >> 6 & 7
+    last = (values >> 14 & 1) << 3 | (values >> 13 & 1) << 2 | values >> 10 & 3
+    return torch.cat((first, last), -1).flatten(-2).to(torch.uint8)
+
+
+@functools.cache
+def _values(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Returns the values of the codes, [16, 1]."""
+    return torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=dtype, device=device)[:, None]
 
 
 def empty_nvfp4(shape: tuple[int, ...], device: torch.device) -> Nvfp4:
     """Allocates a tensor of logical shape [..., rows, size], uninitialized."""
-    *rows, size = shape
+    *stack, rows, size = shape
     blocks = -(-size // BLOCK)
-    values = torch.empty(*rows, blocks * BLOCK // 2, dtype=torch.uint8, device=device)
-    return Nvfp4(values, torch.empty(*rows, 1 + blocks, dtype=torch.int32, device=device), size)
+    values = torch.empty(*stack, rows, blocks * BLOCK // 4, dtype=torch.int16, device=device)
+    scales = torch.empty(*stack, 1 + blocks, rows, dtype=torch.int32, device=device)
+    return Nvfp4(values, scales.transpose(-1, -2), size)
 
 
 def quantize_nvfp4(x: torch.Tensor) -> Nvfp4:
@@ -144,41 +196,39 @@ def quantize_nvfp4(x: torch.Tensor) -> Nvfp4:
 
 
 @triton.jit
-def _small(byte, IN_HIGH: tl.constexpr, dtype: tl.constexpr):
-    """Converts the code in the low or the high bits of a uint8 to its value times 2^-126 in bfloat16, or times 2^-14 in
-    float16.
+def _small(packed, n: tl.constexpr, dtype: tl.constexpr):
+    """Converts the n-th code of each int16 to its value times 2^-126 in bfloat16, or times 2^-14 in float16.
 
-    A code has the bits of such a number, with its sign and its lowest mantissa bits elsewhere. It may be subnormal. An
-    arithmetic shift moves both, and copies the sign to bits that are masked.
+    The result may be subnormal.
     """
-    bits = byte.to(tl.int16) << (8 if IN_HIGH else 12)
-    if dtype == tl.bfloat16:
-        return ((bits >> 6) & -0x7E40).to(tl.bfloat16, bitcast=True)
+    if n < 3:
+        bits = packed << (3 * n)
     else:
-        return ((bits >> 3) & -0x7200).to(tl.float16, bitcast=True)
+        bits = ((packed << 1) & -0x8000) | ((packed >> 5) & 0x100) | ((packed >> 4) & 0xC0)
+    if dtype == tl.bfloat16:
+        return (bits & -0x7E40).to(tl.bfloat16, bitcast=True)
+    else:
+        return ((bits & -0x8000) | ((bits & 0x1C0) << 3)).to(tl.float16, bitcast=True)
 
 
 @triton.jit
-def _scale(word):
-    """Converts the e4m3 number in the lowest byte of an int32 to float32."""
-    bits = ((word & 0x80) << 8 | (word & 0x7F) << 7).to(tl.uint16)
-    return bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+def _scale(words, place: tl.constexpr, POWER: tl.constexpr):
+    """Returns the scale in byte `place` of int32 words, times 2^POWER, in float32."""
+    return (((words >> (8 * place) & 0xFF) << 20) + (117 + POWER << 23)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _operand(byte, IN_HIGH: tl.constexpr, first, second, in_second, dtype: tl.constexpr):
-    """Returns code * scale in `dtype`, times 2^-8 for bfloat16 and 2^-7 for float16, see `_restored`.
+def _pair_scales(words, second, n: tl.constexpr, dtype: tl.constexpr):
+    """Returns the scales of codes n of a block's packed codes, [COLUMNS, 16] in `dtype`.
 
-    The powers of two keep scales and products in the range of the dtype.
+    The scales are multiplied by 2^118 for bfloat16, 2^7 for float16 and 2^14 for float32. So scales and products are in
+    the range of the dtype, see `_restored`.
+
+    second: whether the codes are of the second half of the block, [1, 16].
     """
-    if dtype == tl.bfloat16:
-        up: tl.constexpr = 2.0**118
-    elif dtype == tl.float16:
-        up: tl.constexpr = 2.0**7
-    else:
-        up: tl.constexpr = 2.0**14
-    scale = tl.where(in_second, (second * up).to(dtype)[:, None], (first * up).to(dtype)[:, None])
-    return _small(byte, IN_HIGH, dtype).to(dtype) * scale
+    power: tl.constexpr = 118 if dtype == tl.bfloat16 else (7 if dtype == tl.float16 else 14)
+    low, high = _scale(words, n // 2, power).to(dtype), _scale(words, 2 + n // 2, power).to(dtype)
+    return tl.where(second, high[:, None], low[:, None])
 
 
 @triton.jit
@@ -193,39 +243,41 @@ def _restored(acc, dtype: tl.constexpr):
 
 @triton.jit
 def nvfp4_gemm(
-    x_ptr, row, ok, weights, scales_ptr, weight_row, limit,
+    x_ptr, row, ok, weights, scales_ptr, scale_stride, weight_row, limit,
     SIZE: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """Returns float32 [COLUMNS, ROWS]: weight rows from `weight_row` on, below `limit`, times the rows `row` of
     `x_ptr` [.., SIZE].
 
-    Every tile adds up in the same order: a block of 64 inputs per iteration, first the low bits of its bytes.
+    Every tile adds up in the same order: a block of 64 inputs per iteration, in four parts.
+
+    scales_ptr: [1 + blocks, scale_stride].
     """
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    half: tl.constexpr = 32
     blocks: tl.constexpr = (SIZE + 63) // 64
-    multiple: tl.constexpr = SIZE % 64 == 0
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     columns = weight_row + tl.arange(0, COLUMNS)
     inside = columns < limit
-    scales_at = scales_ptr + columns.to(tl.int64) * (1 + blocks)
-    in_second = (tl.arange(0, half) >= 16)[None, :]
+    at = tl.arange(0, 16)
+    inputs, second = (at & 2) * 16 + (at >> 2) * 2 + (at & 1), ((at & 2) != 0)[None, :]  # see `_input_order`
+    x_at = x_ptr + row.to(tl.int64)[:, None] * SIZE + inputs[None, :]
     for start in tl.range(0, SIZE, 64, num_stages=STAGES):
-        codes = tma_load(weights, weight_row, start // 2, limit, blocks * half, COLUMNS, half, TMA)
-        words = tl.load(scales_at + 1 + start // 64, mask=inside, other=0)
-        low = load_rows(x_ptr, row, ok, start, SIZE, half, multiple)
-        high = load_rows(x_ptr, row, ok, start + half, SIZE, half, multiple)
-        weight = _operand(codes, False, _scale(words), _scale(words >> 8), in_second, dtype)
-        acc = tl.dot(weight, tl.trans(low), acc, input_precision="ieee")
-        weight = _operand(codes, True, _scale(words >> 16), _scale(words >> 24), in_second, dtype)
-        acc = tl.dot(weight, tl.trans(high), acc, input_precision="ieee")
-    row_scale = tl.load(scales_at, mask=inside, other=0).to(tl.float32, bitcast=True)
+        packed = tma_load(weights, weight_row, start // 4, limit, blocks * 16, COLUMNS, 16, TMA)
+        words = tl.load(scales_ptr + (1 + start // 64) * scale_stride + columns, mask=inside, other=0)
+        for n in tl.static_range(4):
+            x_ok = ok[:, None]
+            if SIZE % 64 != 0:
+                x_ok = x_ok & (start + 8 * n + inputs < SIZE)[None, :]
+            x = tl.load(x_at + (start + 8 * n), mask=x_ok, other=0.0)
+            weight = _small(packed, n, dtype).to(dtype) * _pair_scales(words, second, n, dtype)
+            acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
+    row_scale = tl.load(scales_ptr + columns, mask=inside, other=0).to(tl.float32, bitcast=True)
     return _restored(acc, dtype) * row_scale[:, None]
 
 
-@triton.jit(do_not_specialize=["rows"])  # avoids a recompilation per value
+@triton.jit(do_not_specialize=["rows", "scale_stride"])  # avoids a recompilation per value
 def _nvfp4_linear(
-    x_ptr, weights, scales_ptr, bias_ptr, out_ptr, rows,
+    x_ptr, weights, scales_ptr, scale_stride, bias_ptr, out_ptr, rows,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
     BIASED: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
@@ -234,33 +286,20 @@ def _nvfp4_linear(
     row, column = first_row + tl.arange(0, ROWS), first_column + tl.arange(0, COLUMNS)
     row_ok, column_ok = row < rows, column < OUTPUTS
     acc = nvfp4_gemm(
-        x_ptr, row, row_ok, weights, scales_ptr, first_column, OUTPUTS, INPUTS, COLUMNS, ROWS, STAGES, TMA
+        x_ptr, row, row_ok, weights, scales_ptr, scale_stride, first_column, OUTPUTS, INPUTS, COLUMNS, ROWS, STAGES, TMA
     )  # fmt: skip
     store_outputs(acc, bias_ptr, out_ptr, row, column, row_ok, column_ok, OUTPUTS, BIASED)
 
 
-def nvfp4_linear(
-    x: torch.Tensor, weight: Nvfp4, bias: torch.Tensor | None, *, batch_invariant: bool = False,
-    tile: GemmTile | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """Computes `quantized_linear_torch` for contiguous [rows, inputs], accumulated in float32.
-
-    Deterministic, no host sync.
-
-    Args:
-        batch_invariant: the bits of a row do not depend on the other rows.
-        tile: overrides `nvfp4_tile_sizes`.
-    """
+def run_nvfp4_gemm(x: torch.Tensor, weight: Nvfp4, bias: torch.Tensor | None, tile: GemmTile) -> torch.Tensor:
+    """Returns x [rows, inputs] @ weight^T + bias in x's dtype, accumulated in float32."""
     (count, inputs), outputs = x.shape, weight.shape[0]
-    if not batch_invariant and count >= DEQUANTIZE_ROWS and x.element_size() == 2:
-        return F.linear(x, dequantize_nvfp4(weight, x.dtype), bias)
     out = x.new_empty(count, outputs)
-    config = tile or nvfp4_tile_sizes(count, x.element_size(), batch_invariant=batch_invariant)
-    weights = make_descriptor(weight.values, config.columns, BLOCK // 2)
-    _nvfp4_linear[(triton.cdiv(outputs, config.columns), triton.cdiv(count, config.rows))](
-        x, weights, weight.scales, weight.scales if bias is None else bias, out, count, INPUTS=inputs, OUTPUTS=outputs,
-        ROWS=config.rows, COLUMNS=config.columns, STAGES=config.stages, BIASED=bias is not None,
-        TMA=has_descriptor(weights), num_warps=config.warps,
+    weights = make_descriptor(weight.values, tile.columns, BLOCK // 4)
+    _nvfp4_linear[(triton.cdiv(outputs, tile.columns), triton.cdiv(count, tile.rows))](
+        x, weights, weight.scales, weight.scales.stride(-1), weight.scales if bias is None else bias, out, count,
+        INPUTS=inputs, OUTPUTS=outputs, ROWS=tile.rows, COLUMNS=tile.columns, STAGES=tile.stages,
+        BIASED=bias is not None, TMA=has_descriptor(weights), num_warps=tile.warps,
     )  # fmt: skip
     return out
 
@@ -280,32 +319,29 @@ def nvfp4_tile_sizes(rows: int, element_size: int, *, batch_invariant: bool = Fa
     return GemmTile(64, 64, BLOCK, 4)
 
 
-DEQUANTIZE_TILE = 32, 64  # rows and bytes of codes per program
+DEQUANTIZE_TILE = 32, 32  # rows and packed codes per program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "scale_stride"])
 def _dequantize_nvfp4(
-    values_ptr, scales_ptr, out_ptr, rows,
+    values_ptr, scales_ptr, scale_stride, out_ptr, rows,
     SIZE: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Dequantizes [ROWS, COLUMNS] bytes of codes per program."""
+    """Dequantizes [ROWS, COLUMNS] packed codes per program."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     stored = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    ok = (row < rows)[:, None] & (stored < BLOCKS * 32)[None, :]
+    ok = (row < rows)[:, None] & (stored < BLOCKS * 16)[None, :]
     wide = row.to(tl.int64)[:, None]
-    codes = tl.load(values_ptr + wide * (BLOCKS * 32) + stored[None, :], mask=ok, other=0)
-    block, place = stored // 32, stored % 32
-    words = tl.load(scales_ptr + wide * (1 + BLOCKS) + 1 + block[None, :], mask=ok, other=0)
-    row_scale = tl.load(scales_ptr + wide * (1 + BLOCKS), mask=(row < rows)[:, None], other=0)
-    row_scale = row_scale.to(tl.float32, bitcast=True)
-    words = words >> (place // 16 * 8)[None, :]
-    low = _small(codes, False, tl.float16).to(tl.float32) * 16384.0 * _scale(words) * row_scale
-    high = _small(codes, True, tl.float16).to(tl.float32) * 16384.0 * _scale(words >> 16) * row_scale
-    out_dtype: tl.constexpr = out_ptr.dtype.element_ty
-    first = block * 64 + place
-    out_at = out_ptr + wide * SIZE + first[None, :]
-    tl.store(out_at, low.to(out_dtype), mask=ok & (first < SIZE)[None, :])
-    tl.store(out_at + 32, high.to(out_dtype), mask=ok & (first + 32 < SIZE)[None, :])
+    packed = tl.load(values_ptr + wide * (BLOCKS * 16) + stored[None, :], mask=ok, other=0)
+    block, at = stored // 16, stored % 16
+    words = tl.load(scales_ptr + (1 + block)[None, :] * scale_stride + wide, mask=ok, other=0)
+    row_scale = tl.load(scales_ptr + wide, mask=(row < rows)[:, None], other=0).to(tl.float32, bitcast=True)
+    words = words >> ((at & 2) * 8)[None, :]
+    first = block * 64 + (at & 2) * 16 + (at >> 2) * 2 + (at & 1)  # see `_input_order`
+    for n in tl.static_range(4):
+        value = _small(packed, n, tl.float16).to(tl.float32) * (_scale(words, n // 2, 14) * row_scale)
+        inside = ok & (first + 8 * n < SIZE)[None, :]
+        tl.store(out_ptr + wide * SIZE + (first + 8 * n)[None, :], value.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def dequantize_nvfp4(weight: Nvfp4, dtype: torch.dtype) -> torch.Tensor:
@@ -315,7 +351,7 @@ def dequantize_nvfp4(weight: Nvfp4, dtype: torch.dtype) -> torch.Tensor:
     tile_rows, tile_columns = DEQUANTIZE_TILE
     stored = weight.values.shape[1]
     _dequantize_nvfp4[(triton.cdiv(rows, tile_rows), triton.cdiv(stored, tile_columns))](
-        weight.values, weight.scales, out, rows, SIZE=size, BLOCKS=stored // (BLOCK // 2), ROWS=tile_rows,
-        COLUMNS=tile_columns, num_warps=4,
+        weight.values, weight.scales, weight.scales.stride(-1), out, rows, SIZE=size, BLOCKS=stored // (BLOCK // 4),
+        ROWS=tile_rows, COLUMNS=tile_columns, num_warps=4,
     )  # fmt: skip
     return out

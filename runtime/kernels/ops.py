@@ -21,7 +21,7 @@ from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest, soft
 from runtime.kernels.linear import batch_invariant_gemm, fp8_linear, group_quantized_linear, quantized_linear_torch
 from runtime.kernels.lora import LoRAKernel, add_lora, add_lora_reference
 from runtime.kernels.next_segments import BlockCounters, choose_segments, choose_segments_reference
-from runtime.kernels.nvfp4 import nvfp4_linear
+from runtime.kernels.nvfp4_gemm import nvfp4_linear
 from runtime.kernels.quantized_tensor import Fp8, quantize_fp8_weight
 from runtime.kernels.segments import ForwardRows, RowTables, expand_segments, expand_segments_reference
 from runtime.kernels.topk_topp_sampling import topk_topp_sample

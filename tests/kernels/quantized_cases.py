@@ -19,7 +19,8 @@ from runtime.kernels.fused_argmax import ArgmaxOutput, lm_head_argmax, lm_head_a
 from runtime.kernels.fused_moe import fused_moe
 from runtime.kernels.fused_moe.fused_moe import moe_reference
 from runtime.kernels.linear import dequantize
-from runtime.kernels.nvfp4 import Nvfp4, dequantize_nvfp4, nvfp4_linear, quantize_nvfp4
+from runtime.kernels.nvfp4 import Nvfp4, dequantize_nvfp4, quantize_nvfp4
+from runtime.kernels.nvfp4_gemm import nvfp4_linear
 from runtime.kernels.ops import BATCH_INVARIANT_TRITON, TORCH, TRITON
 from runtime.kernels.quantized_tensor import (
     GroupQuantized,

@@ -9,7 +9,8 @@ from runtime.kernels import linear
 from runtime.kernels.activation import interleave_gate_up
 from runtime.kernels.linear import batch_invariant_gemm, batch_invariant_tile_sizes
 from runtime.kernels.moe_router import split_bf16x3
-from runtime.kernels.nvfp4 import nvfp4_linear, nvfp4_tile_sizes
+from runtime.kernels.nvfp4 import nvfp4_tile_sizes, run_nvfp4_gemm
+from runtime.kernels.nvfp4_gemm import run_linear, select_tile
 from runtime.kernels.ops import BATCH_INVARIANT_TRITON as FIXED
 from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.quantized_tensor import Fp8, quantize_fp8
@@ -80,15 +81,16 @@ def test_group_quantized_gemm(inputs, outputs, kind, dtype):
 @HALVES
 def test_all_group_quantized_tiles_give_the_same_bits(kind, dtype):
     x = made(600, 2048, dtype=dtype)
-    weight = quantized_cases.quantized(made(320, 2048, dtype=dtype, seed=1), kind)
-    if kind == "nvfp4":
-        kernel, tiles = nvfp4_linear, {nvfp4_tile_sizes(rows, 2, batch_invariant=True) for rows in range(1, 8193)}
-    else:
-        kernel = linear.group_quantized_linear
-        tiles = {linear.group_quantized_tile_sizes(rows, weight, 2, batch_invariant=True) for rows in range(1, 8193)}
-    assert len(tiles) > 1
-    expected, *others = (kernel(x, weight, None, batch_invariant=True, tile=tile) for tile in tiles)
-    assert all(torch.equal(expected, other) for other in others)
+    weight = quantized_cases.quantized(made(384, 2048, dtype=dtype, seed=1), kind)
+    families = [({linear.group_quantized_tile_sizes(rows, weight, 2, batch_invariant=True) for rows in range(1, 8193)},
+                 partial(linear.group_quantized_linear, batch_invariant=True))] if kind != "nvfp4" else [
+        ({nvfp4_tile_sizes(rows, 2, batch_invariant=True) for rows in range(1, 8193)}, run_nvfp4_gemm),
+        ({select_tile(rows, 2048, outputs) for rows in (16, 32, 64, 128) for outputs in (320, 384)}, run_linear),
+    ]  # fmt: skip
+    for tiles, kernel in families:
+        assert len(tiles) > 1
+        expected, *others = (kernel(x, weight, None, tile=tile) for tile in tiles)
+        assert all(torch.equal(expected, other) for other in others)
 
 
 @FEW_BITS

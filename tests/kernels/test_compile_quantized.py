@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 import triton.language as tl
 from triton.experimental.gluon import language as gl
 
-from runtime.kernels import activation, fp8_argmax, layernorm, linear, nvfp4, quantized_tensor
+from runtime.kernels import activation, fp8_argmax, layernorm, linear, nvfp4, nvfp4_gemm, quantized_tensor
 from runtime.kernels.fused_moe import grouped_gemm, tile_config
 from runtime.kernels.quantized_tensor import empty_group_quantized
 from tests.kernels.test_compile import boxed, build, build_gemm, check_gemm, spilled, typed
@@ -28,7 +28,7 @@ KINDS = {  # dtype of the stored codes, group size, Triton's name of the dtype, 
 
 def held(shape, kind):
     if kind == "nvfp4":
-        return nvfp4.empty_nvfp4(shape, torch.device("meta")), "u8"
+        return nvfp4.empty_nvfp4(shape, torch.device("meta")), "i16"
     stored, group, name, more = KINDS[kind]
     return empty_group_quantized(shape, stored, group or shape[-1], torch.device("meta"), **more), name
 
@@ -51,7 +51,7 @@ def compile_gemms(kind, pairs, experts, hidden, width, described):
     height, *both = tile_config.group_quantized_config(pairs, experts, 2, gate_up, down)
     for first, how, weight in zip((True, False), both, (gate_up, down), strict=True):
         if kind == "nvfp4":
-            form, group, deep = kind, 0, how.depth // 2
+            form, group, deep = kind, 0, how.depth // 4
         else:
             own, deep = constants_of(weight, how.depth)
             form, group = "int4" if own["INT4"] else "group", own["GROUP"]
@@ -119,13 +119,41 @@ def test_group_quantized_linear(kind, rows, described):
 @pytest.mark.parametrize(("rows", "described"), [(1, True), (200, True), (1000, False)])
 def test_nvfp4_linear(rows, described):
     tall, columns, _, stages, warps = nvfp4.nvfp4_tile_sizes(rows, 2, batch_invariant=True)
-    types = {"x_ptr": "*bf16", "scales_ptr": "*i32", "bias_ptr": "*bf16", "out_ptr": "*bf16", "rows": "i32"}
-    types["weights"] = boxed(columns, nvfp4.BLOCK // 2, "u8") if described else "*u8"
+    types = {"x_ptr": "*bf16", "scales_ptr": "*i32", "bias_ptr": "*bf16", "out_ptr": "*bf16"}
+    types |= {"rows": "i32", "scale_stride": "i32"}
+    types["weights"] = boxed(columns, nvfp4.BLOCK // 4, "i16") if described else "*i16"
     constants = {
         "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": tall, "COLUMNS": columns, "STAGES": stages, "BIASED": True,
         "TMA": described,
     }  # fmt: skip
     check_gemm(build(nvfp4._nvfp4_linear, types, constants, num_warps=warps))
+
+
+def compile_nvfp4(tile, size, outputs, gated=None, data="bf16"):
+    """Compiles a kernel for Hopper: of the experts, or with `gated` None that of linear layers."""
+    block = [tile.columns, tile.depth // 8]
+    types = typed(**{f"p{data}": "x_ptr out_ptr", "pi32": "scales_ptr"})
+    types["codes_desc"] = f"tensordesc<i32{block},{gl.NVMMASharedLayout.get_default_for(block, gl.int32)!r}>"
+    constants = {
+        "SIZE": size, "OUTPUTS": outputs, "COLUMNS": tile.columns, "ROWS": tile.rows, "DEPTH": tile.depth,
+        "STAGES": tile.stages,
+    }  # fmt: skip
+    if gated is None:
+        types |= typed(i32="rows scale_stride", **{f"p{data}": "bias_ptr"})
+        return build(nvfp4_gemm._linear, types, constants, num_warps=tile.warps)
+    types |= typed(pi32="order_ptr tiles_ptr", i32="max_tiles")
+    constants |= {"TOP_K": 8, "INTERLEAVE": activation.interleave_group(outputs // 2) if gated else 0, "GELU": False}
+    return build(nvfp4_gemm._experts, types, constants, num_warps=tile.warps)
+
+
+@pytest.mark.parametrize("gated", [None, True, False])
+@pytest.mark.parametrize(
+    ("rows", "size", "outputs", "data"),
+    [(16, 2048, 1024, "bf16"), (32, 2816, 1408, "bf16"), (32, 704, 2816, "fp16"), (64, 512, 2048, "bf16"),
+     (128, 2048, 1024, "bf16"), (128, 128, 64, "bf16")],
+)  # fmt: skip
+def test_nvfp4_on_hopper(rows, size, outputs, data, gated):
+    check_gemm(compile_nvfp4(nvfp4_gemm.select_tile(rows, size, outputs), size, outputs, gated, data), True)
 
 
 @pytest.mark.parametrize("described", [False, True])

@@ -43,7 +43,7 @@ def test_prefetched_weights_equal_those_that_are_loaded_one_by_one(tmp_path, mon
     expected = named_weights(load(path, dtype, "cuda", "torch", quantization=quantization))
     for name, weight in expected.items():
         for mine, other in zip(stored(prefetched[name]), stored(weight), strict=True):
-            assert torch.equal(mine.view(torch.uint8), other.view(torch.uint8)), name
+            assert torch.equal(mine.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)), name
 
 
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if "128" not in layout])

@@ -36,6 +36,7 @@ from runtime.kernels.fused_moe.grouped_gemm import run_grouped_down, run_grouped
 from runtime.kernels.fused_moe.moe_align import AlignedTokens, is_tail_of_previous_tile, moe_align_block_size
 from runtime.kernels.linear import group_quantized_gemm, group_size, quantized_linear_torch
 from runtime.kernels.nvfp4 import Nvfp4, nvfp4_gemm
+from runtime.kernels.nvfp4_gemm import rows_per_tile, run_nvfp4_experts, supports_nvfp4_gemm
 from runtime.kernels.quantized_tensor import (
     FP8_MAX,
     MIN_SCALE,
@@ -195,8 +196,10 @@ def _gate_up_tile(
             2 * COLUMNS, PAIRS, DEPTH, STAGES, TMA,
         )  # fmt: skip
     elif FORMAT == "nvfp4":
+        expert_scales = scales_ptr + expert.to(tl.int64) * (2 * WIDTH * ((HIDDEN + 63) // 64))
         acc = nvfp4_gemm(
-            x_ptr, row, ok, weights, scales_ptr, weight_row, limit, HIDDEN, 2 * COLUMNS, PAIRS, STAGES, TMA
+            x_ptr, row, ok, weights, expert_scales, 2 * WIDTH, weight_row, limit, HIDDEN, 2 * COLUMNS, PAIRS, STAGES,
+            TMA,
         )  # fmt: skip
     else:
         if SWAP_AB:
@@ -318,7 +321,7 @@ def _weight_args(
         group = group_size(weights)
     elif isinstance(weights, Nvfp4):
         format = "nvfp4"
-    stored_depth = depth // 2 if format in ("int4", "nvfp4") else depth
+    stored_depth = depth // {"int4": 2, "nvfp4": 4}.get(format, 1)
     return make_descriptor(codes, columns, stored_depth), weights.scales, decode, format, group
 
 
@@ -340,8 +343,10 @@ def _down_tile(
     elif FORMAT == "nvfp4":
         row = first_pos + tl.arange(0, PAIRS)
         ok, weight_row = row < end_pos, expert * HIDDEN + column_tile * COLUMNS
+        expert_scales = scales_ptr + expert.to(tl.int64) * (HIDDEN * ((WIDTH + 63) // 64))
         acc = nvfp4_gemm(
-            hidden, row, ok, weights, scales_ptr, weight_row, (expert + 1) * HIDDEN, WIDTH, COLUMNS, PAIRS, STAGES, TMA
+            hidden, row, ok, weights, expert_scales, HIDDEN, weight_row, (expert + 1) * HIDDEN, WIDTH, COLUMNS, PAIRS,
+            STAGES, TMA,
         )  # fmt: skip
     else:
         if SWAP_AB:
@@ -637,6 +642,16 @@ def fused_experts(
         aligned = moe_align_block_size(ids, experts, grouped.gate_up.pairs)
         inner = run_grouped_gate_up(quantized_of(x), gate_up, aligned, ids.shape[1], grouped.gate_up, activation)
         run_grouped_down(inner, down, pairs, aligned, grouped.down)
+        return pairs
+    if (
+        isinstance(gate_up, Nvfp4)
+        and isinstance(down, Nvfp4)
+        and supports_nvfp4_gemm(x, gate_up, down, rows=len(pairs))
+    ):
+        aligned = moe_align_block_size(ids, experts, rows_per_tile(len(pairs), experts))
+        inner = x.new_empty(len(pairs), width)
+        run_nvfp4_experts(x, gate_up, inner, aligned, ids.shape[1], activation)
+        run_nvfp4_experts(inner, down, pairs, aligned, ids.shape[1])
         return pairs
     config = _select_config(x, ids.numel(), gate_up, down, batch_invariant=batch_invariant)
     aligned = moe_align_block_size(ids, experts, config.height)

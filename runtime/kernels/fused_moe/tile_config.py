@@ -175,7 +175,8 @@ def group_quantized_config(
     """
     pairs_per_expert = pairs / experts
     if element_size == 4:  # no full-precision tensor cores: keep within registers
-        chosen = FusedMoEConfig(16, GemmConfig(16, 64, (2, 2, 2), 4), GemmConfig(32, 64, (2, 2, 2), 4))
+        # One stage: see `linear.group_quantized_tile_sizes`.
+        chosen = FusedMoEConfig(16, GemmConfig(16, 64, (1, 1, 1), 4), GemmConfig(32, 64, (1, 1, 1), 4))
     elif pairs_per_expert <= 1.5:
         chosen = FusedMoEConfig(16, GemmConfig(64, 128, (4, 4, 4), 4), GemmConfig(128, 128, (3, 3, 3), 4))
     elif pairs_per_expert <= 48:

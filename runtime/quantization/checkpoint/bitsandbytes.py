@@ -52,14 +52,15 @@ class LlmInt8(QuantScheme):
     def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
         values = read_matrix(read, torch.int8, LARGEST)
         outputs, inputs = values.shape
-        largest = checked(read(LARGEST), LARGEST, [outputs], torch.float32).to(device)
+        # Divided here: torch multiplies by the reciprocal on a GPU, which rounds otherwise.
+        scales = checked(read(LARGEST), LARGEST, [outputs], torch.float32).cpu() / 127
         try:
             layout = read(LAYOUT).flatten()[:2].tolist()
         except KeyError:
             layout = [ROWS]
         if layout != [ROWS]:
             raise ConfigError(f"has {LAYOUT} {layout}, not {ROWS} (rows); save it again with the current bitsandbytes")
-        return GroupQuantized(values.to(device), largest[:, None] / 127, inputs, inputs)
+        return GroupQuantized(values.to(device), scales[:, None].to(device), inputs, inputs)
 
 
 class Nf4(QuantScheme):
