@@ -319,39 +319,48 @@ def nvfp4_tile_sizes(rows: int, element_size: int, *, batch_invariant: bool = Fa
     return GemmTile(64, 64, BLOCK, 4)
 
 
-DEQUANTIZE_TILE = 32, 32  # rows and packed codes per program
+DEQUANTIZE_TILE = 16, 4  # rows and blocks per program
 
 
 @triton.jit(do_not_specialize=["rows", "scale_stride"])
 def _dequantize_nvfp4(
     values_ptr, scales_ptr, scale_stride, out_ptr, rows,
-    SIZE: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Dequantizes [ROWS, COLUMNS] packed codes per program."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    stored = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    ok = (row < rows)[:, None] & (stored < BLOCKS * 16)[None, :]
-    wide = row.to(tl.int64)[:, None]
-    packed = tl.load(values_ptr + wide * (BLOCKS * 16) + stored[None, :], mask=ok, other=0)
-    block, at = stored // 16, stored % 16
-    words = tl.load(scales_ptr + (1 + block)[None, :] * scale_stride + wide, mask=ok, other=0)
-    row_scale = tl.load(scales_ptr + wide, mask=(row < rows)[:, None], other=0).to(tl.float32, bitcast=True)
-    words = words >> ((at & 2) * 8)[None, :]
-    first = block * 64 + (at & 2) * 16 + (at >> 2) * 2 + (at & 1)  # see `_input_order`
-    for n in tl.static_range(4):
-        value = _small(packed, n, tl.float16).to(tl.float32) * (_scale(words, n // 2, 14) * row_scale)
-        inside = ok & (first + 8 * n < SIZE)[None, :]
-        tl.store(out_ptr + wide * SIZE + (first + 8 * n)[None, :], value.to(out_ptr.dtype.element_ty), mask=inside)
+    """Dequantizes [ROWS, BLOCKS * 64] per program."""
+    blocks: tl.constexpr = (SIZE + 63) // 64
+    row, first = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * BLOCKS
+    stored = first * 16 + tl.arange(0, BLOCKS * 16)
+    wide, inside = row.to(tl.int64)[:, None], (row < rows)[:, None]
+    ok = inside & (stored < blocks * 16)[None, :]
+    packed = tl.load(values_ptr + wide * (blocks * 16) + stored[None, :], mask=ok, other=0)
+    words = tl.load(scales_ptr + (1 + stored // 16)[None, :] * scale_stride + wide, mask=ok, other=0)
+    words = words >> ((stored & 2) * 8)[None, :]
+    row_scale = tl.load(scales_ptr + wide, mask=inside, other=0).to(tl.float32, bitcast=True)
+    low, high = _scale(words, 0, 14) * row_scale, _scale(words, 1, 14) * row_scale
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    first_codes = tl.join(
+        (_small(packed, 0, tl.float16).to(tl.float32) * low).to(dtype),
+        (_small(packed, 1, tl.float16).to(tl.float32) * low).to(dtype),
+    )
+    last_codes = tl.join(
+        (_small(packed, 2, tl.float16).to(tl.float32) * high).to(dtype),
+        (_small(packed, 3, tl.float16).to(tl.float32) * high).to(dtype),
+    )
+    # From (thread, half of the block, next input, 8th, 16th after) to the order of inputs, see `_input_order`.
+    values = tl.reshape(tl.join(first_codes, last_codes), [ROWS, BLOCKS, 4, 2, 2, 2, 2])
+    values = tl.reshape(tl.permute(values, (0, 1, 3, 6, 5, 2, 4)), [ROWS, BLOCKS * 64])
+    column = first * 64 + tl.arange(0, BLOCKS * 64)
+    tl.store(out_ptr + wide * SIZE + column[None, :], values, mask=inside & (column < SIZE)[None, :])
 
 
 def dequantize_nvfp4(weight: Nvfp4, dtype: torch.dtype) -> torch.Tensor:
     """Computes ``weight.dequantize(dtype)`` for a matrix on a GPU."""
     rows, size = weight.shape
     out = torch.empty(rows, size, dtype=dtype, device=weight.device)
-    tile_rows, tile_columns = DEQUANTIZE_TILE
-    stored = weight.values.shape[1]
-    _dequantize_nvfp4[(triton.cdiv(rows, tile_rows), triton.cdiv(stored, tile_columns))](
-        weight.values, weight.scales, weight.scales.stride(-1), out, rows, SIZE=size, BLOCKS=stored // (BLOCK // 4),
-        ROWS=tile_rows, COLUMNS=tile_columns, num_warps=4,
+    tile_rows, tile_blocks = DEQUANTIZE_TILE
+    _dequantize_nvfp4[(triton.cdiv(rows, tile_rows), triton.cdiv(size, tile_blocks * BLOCK))](
+        weight.values, weight.scales, weight.scales.stride(-1), out, rows, SIZE=size, ROWS=tile_rows,
+        BLOCKS=tile_blocks, num_warps=4,
     )  # fmt: skip
     return out

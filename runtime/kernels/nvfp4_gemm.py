@@ -322,6 +322,12 @@ def select_tile(rows: int, size: int, outputs: int) -> GemmTile:
     return GemmTile(rows, columns, 64, 4, columns // 16)
 
 
+def select_linear_tile(rows: int, size: int, outputs: int) -> GemmTile:
+    """Selects the tile of a linear layer: small ones, so that most SMs have a program."""
+    tile = select_tile(min(128 if rows > 512 else 64, max(16, triton.next_power_of_2(rows))), size, outputs)
+    return tile if tile.rows == 128 else tile._replace(columns=COLUMNS[0], warps=4)
+
+
 def rows_per_tile(pairs: int, experts: int) -> int:
     """Returns the rows of tiles for an average of ``pairs / experts``."""
     average = pairs / experts
@@ -383,6 +389,5 @@ def nvfp4_linear(
     if not batch_invariant and rows >= DEQUANTIZE_ROWS and x.element_size() == 2:
         return F.linear(x, dequantize_nvfp4(weight, x.dtype), bias)
     if supports_nvfp4_gemm(x, weight, rows=rows):
-        height = min(128, max(16, triton.next_power_of_2(rows)))
-        return run_linear(x, weight, bias, select_tile(height, size, outputs))
+        return run_linear(x, weight, bias, select_linear_tile(rows, size, outputs))
     return run_nvfp4_gemm(x, weight, bias, nvfp4_tile_sizes(rows, x.element_size(), batch_invariant=batch_invariant))
