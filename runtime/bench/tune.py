@@ -5,7 +5,7 @@ others differ, with some experts more frequent. With uniform noise no row is mas
 table of the device (``runtime/kernels/fused_moe/tile_config.py``) or to --out, again after each number of rows.
 Kernels are compiled before, in parallel. Timings of tiles alternate, because a device with a power limit slows down
 under load. Otherwise the first tile would win. Quantized weights have entries of their own. On Hopper, fp8 experts of
-the shapes in ``tile_config.GROUPED`` use other kernels, which are not tuned here.
+the shapes in ``tile_config.GROUPED`` and NVFP4 experts use other kernels, which are not tuned here.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A program multiplies one piece of the vocabulary in e4m3 and keeps its two large
 A second kernel selects the CANDIDATES largest logits of each row, computes them again from the 16-bit weights and
 hidden states, and takes the largest. The rounding to e4m3 moves a logit by about 4 % of the logits' standard deviation.
 The largest of 150,000 normal logits and the twelfth largest differ by more than half a standard deviation, so the true
-argmax is one of the candidates. The probability of the token has the exact logits of the candidates; the rest of the sum is that
-of the e4m3 logits.
+argmax is one of the candidates. The probability of the token has the exact logits of the candidates; the rest of the
+sum is that of the e4m3 logits.
 """
 
 from __future__ import annotations

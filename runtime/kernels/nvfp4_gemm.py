@@ -317,15 +317,22 @@ def select_tile(rows: int, size: int, outputs: int) -> GemmTile:
     columns = COLUMNS[1] if outputs % COLUMNS[1] == 0 else COLUMNS[0]
     if rows <= 32:
         return GemmTile(rows, columns, deep, 4 if deep == 128 else 6)
-    if rows <= 64:
+    if rows <= 64 and size >= 1024:
         return GemmTile(rows, columns, deep, 3, columns // 16)
     return GemmTile(rows, columns, 64, 4, columns // 16)
 
 
 def select_linear_tile(rows: int, size: int, outputs: int) -> GemmTile:
-    """Selects the tile of a linear layer: small ones, so that most SMs have a program."""
-    tile = select_tile(min(128 if rows > 512 else 64, max(16, triton.next_power_of_2(rows))), size, outputs)
-    return tile if tile.rows == 128 else tile._replace(columns=COLUMNS[0], warps=4)
+    """Selects the tile of a linear layer.
+
+    Up to 512 rows there is less than a program per SM. Narrow tiles make more of them, and deep ones fewer iterations.
+    """
+    if rows > 512:
+        return select_tile(128, size, outputs)
+    height = min(64, max(16, triton.next_power_of_2(rows)))
+    if size % 256 == 0 and size >= MIN_STEPS * 256:
+        return GemmTile(height, COLUMNS[0], 256, 3)
+    return select_tile(height, size, outputs)._replace(columns=COLUMNS[0], warps=4)
 
 
 def rows_per_tile(pairs: int, experts: int) -> int:

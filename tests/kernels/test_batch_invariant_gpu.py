@@ -10,7 +10,7 @@ from runtime.kernels.activation import interleave_gate_up
 from runtime.kernels.linear import batch_invariant_gemm, batch_invariant_tile_sizes
 from runtime.kernels.moe_router import split_bf16x3
 from runtime.kernels.nvfp4 import nvfp4_tile_sizes, run_nvfp4_gemm
-from runtime.kernels.nvfp4_gemm import run_linear, select_tile
+from runtime.kernels.nvfp4_gemm import run_linear, select_linear_tile, select_tile
 from runtime.kernels.ops import BATCH_INVARIANT_TRITON as FIXED
 from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.quantized_tensor import Fp8, quantize_fp8
@@ -85,7 +85,8 @@ def test_all_group_quantized_tiles_give_the_same_bits(kind, dtype):
     families = [({linear.group_quantized_tile_sizes(rows, weight, 2, batch_invariant=True) for rows in range(1, 8193)},
                  partial(linear.group_quantized_linear, batch_invariant=True))] if kind != "nvfp4" else [
         ({nvfp4_tile_sizes(rows, 2, batch_invariant=True) for rows in range(1, 8193)}, run_nvfp4_gemm),
-        ({select_tile(rows, 2048, outputs) for rows in (16, 32, 64, 128) for outputs in (320, 384)}, run_linear),
+        ({select(rows, 2048, outputs) for rows in (16, 32, 64, 128) for outputs in (320, 384)
+          for select in (select_tile, select_linear_tile)}, run_linear),
     ]  # fmt: skip
     for tiles, kernel in families:
         assert len(tiles) > 1
