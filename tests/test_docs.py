@@ -294,8 +294,8 @@ def test_messages_in_the_troubleshooting_page_match_the_code():
 def test_limits_in_the_security_page_match_the_code():
     from runtime.server.http_protocol.limits import Limits
     from runtime.server.openai import protocol
-    from runtime.server.preprocessing import preprocessor, request_body
-    from runtime.server.preprocessing.executors import MAX_WAITING_CHARS
+    from runtime.server.serving import preprocessor, request_body
+    from runtime.server.serving.executors import MAX_WAITING_CHARS
     from runtime.tokenizer import template_sandbox
 
     lines = [line for line in page("docs/operations/security.md").splitlines() if "|" in line]

@@ -15,9 +15,7 @@ from runtime.config.suggestions import did_you_mean
 from runtime.errors import RequestError
 from runtime.server.admin import docs, routes, tokenize
 from runtime.server.anthropic import messages
-from runtime.server.context import ServerContext
 from runtime.server.generate import serving
-from runtime.server.http_responses import error_response
 from runtime.server.middleware.auth import OPEN_PATHS
 from runtime.server.middleware.request_middleware import RequestMiddleware
 from runtime.server.openai import chat, completions, responses
@@ -29,6 +27,8 @@ from runtime.server.openapi import (
     set_sampling_defaults,
     type_schemas,
 )
+from runtime.server.serving.context import ServerContext
+from runtime.server.serving.handler import error_response
 
 TAGS = {  # groups of the API docs, in order
     "OpenAI": "Routes of OpenAI's API.",

@@ -25,7 +25,6 @@ import uvicorn
 from runtime.errors import ConfigError, RequestError
 from runtime.plugins import load_plugins
 from runtime.server.app import make_app
-from runtime.server.context import ServerContext
 from runtime.server.engine_client.client import EngineClient
 from runtime.server.http_protocol.connection_manager import ConnectionManager
 from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
@@ -33,6 +32,7 @@ from runtime.server.http_protocol.limits import BACKLOG, DEFAULT_MAX_CONNECTIONS
 from runtime.server.metrics import RequestMetrics
 from runtime.server.middleware import tracing
 from runtime.server.middleware.auth import ApiKeys
+from runtime.server.serving.context import ServerContext
 from runtime.tokenizer import Tokenizer
 from runtime.weights.checkpoint import resolve_text_files
 

@@ -31,7 +31,7 @@ from runtime.server.frontend_processes.manager import FrontendProcessManager
 from runtime.server.frontend_processes.metrics import FrontendMetrics
 from runtime.server.http_protocol.listener import describe, is_reachable, listen, listener_url
 from runtime.server.metrics import Metrics, ProcessMetrics, RequestMetrics, StatsLogger
-from runtime.server.openai.tools import check_parsers
+from runtime.server.serving.tools import check_parsers
 from runtime.weights.tokenizer_json import use_temporary_directory
 
 if TYPE_CHECKING:

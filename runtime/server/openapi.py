@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from runtime.request.decoding import engine_fields
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import Field, Limits
-from runtime.server.http_responses import ErrorResponse, RouteHandler, ServingHandler, json_endpoint
+from runtime.server.serving.handler import ErrorResponse, RouteHandler, ServingHandler, json_endpoint
 
 _TYPES = {"number": "number", "integer": "integer", "flag": "boolean", "choice": "string", "text": "string"}
 

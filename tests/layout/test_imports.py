@@ -29,9 +29,9 @@ PURE = {"kubernetes.utils.quantity"}  # a parser
 TYPE_CIRCLES = {
     "runtime": {
         frozenset(f"runtime.server.{name}"
-                  for name in ("context", "engine_client.generation_job", "http_responses", "middleware.tracing",
-                               "openai.logprobs", "openai.protocol", "openai.tools", "openapi",
-                               "preprocessing.preprocessor", "preprocessing.request_specs"))
+                  for name in ("middleware.tracing", "openai.protocol", "openapi", "serving.context", "serving.handler",
+                               "serving.job", "serving.logprobs", "serving.preprocessor",
+                               "serving.specs", "serving.tools"))
     },
     "unmask_operator": set(),
 }  # fmt: skip

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError
 from runtime.server.openai.protocol import ChatPrompt
-from runtime.server.preprocessing.preprocessor import Preprocessor
+from runtime.server.serving.preprocessor import Preprocessor
 from tests.models.tiny import write_random
 from tests.oracle.llama_like import TransformersOracle, tensors_of
 from tests.oracle.spelling import config_of

@@ -1,6 +1,6 @@
 """Request bodies just over the limits on their shape, and the largest that these allow."""
 
-from runtime.server.preprocessing.request_body import (
+from runtime.server.serving.request_body import (
     MAX_BODY,
     MAX_CONTAINERS,
     MAX_DIGITS,

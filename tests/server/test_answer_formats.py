@@ -10,7 +10,7 @@ from runtime.server.anthropic.protocol import MessagesRequest
 from runtime.server.generate.protocol import GenerateRequest
 from runtime.server.openai.protocol import ChatRequest, CompletionRequest
 from runtime.server.openai.responses_protocol import ResponsesRequest
-from runtime.server.preprocessing.request_body import ignored_fields, parse_body
+from runtime.server.serving.request_body import ignored_fields, parse_body
 from tests.server.dialects import CHAT, MESSAGES, RESPONSES, ask, read, request
 from tests.server.harness import ServerProcess
 

@@ -11,13 +11,13 @@ from runtime.errors import AdapterNotLoadedError, RequestError
 from runtime.request.engine_messages import EngineOutput, EngineStats, RequestSpec
 from runtime.request.output import CompletionState, TextBuilder
 from runtime.server.engine_client.adapter_registry import AdapterEntry
-from runtime.server.engine_client.generation_job import GenerationJob
 from runtime.server.engine_client.ipc_protocol import Add, Configure, Outputs, Ready, Stats
 from runtime.server.engine_process.backend import Backend, serve
 from runtime.server.engine_process.channel import FrontendGone
 from runtime.server.frontend_processes.engine_client import FrontendEngineClient
 from runtime.server.frontend_processes.protocol import EngineState
 from runtime.server.metrics import RequestMetrics
+from runtime.server.serving.job import GenerationJob
 from tests.on_loop import on_loop
 from tests.request.test_sampling_params import INFO
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.server.preprocessing.preprocessor import SMALL_BODY
+from runtime.server.serving.preprocessor import SMALL_BODY
 from tests.server.bombs import LARGEST
 from tests.server.harness import FAKE, ServerProcess, serving
 

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.server.preprocessing.preprocessor import MAX_ARGUMENTS
-from runtime.server.preprocessing.request_body import MAX_BODY
+from runtime.server.serving.preprocessor import MAX_ARGUMENTS
+from runtime.server.serving.request_body import MAX_BODY
 from runtime.tokenizer.template_sandbox import MAX_CHARS, MAX_FACTOR
 from tests.server.bombs import LARGEST, SHAPES
 from tests.server.checkpoint import TEMPLATE

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError, RequestError
-from runtime.server.openai.tools import ChatContext, ToolItem, check_parsers, parse_tools
+from runtime.server.serving.tools import ChatContext, ToolItem, check_parsers, parse_tools
 from runtime.tokenizer import Tokenizer
 from tests.request.test_sampling_params import INFO
 from tests.server.dialects import (

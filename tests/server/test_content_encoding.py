@@ -17,8 +17,8 @@ import pytest
 import zstandard
 
 from runtime.errors import RequestError
-from runtime.server.preprocessing import request_body
-from runtime.server.preprocessing.request_body import (
+from runtime.server.serving import request_body
+from runtime.server.serving.request_body import (
     DECODED_STEP_BYTES,
     MAX_BODY,
     MAX_FRAMES,

@@ -9,7 +9,7 @@ from runtime.errors import RequestError
 from runtime.server.anthropic.protocol import MessagesRequest
 from runtime.server.openai.protocol import ChatRequest
 from runtime.server.openai.responses_protocol import ResponsesRequest
-from runtime.server.preprocessing.request_body import ignored_fields, parse_body
+from runtime.server.serving.request_body import ignored_fields, parse_body
 from tests.server.dialects import CHAT, MESSAGES, RESPONSES, request, tool
 
 Messages = list[dict[str, Any]]

@@ -12,16 +12,16 @@ from typing import Any, cast
 import pytest
 
 from runtime.errors import RequestError
-from runtime.server.http_responses import ClientGone
-from runtime.server.preprocessing import executors
-from runtime.server.preprocessing.executors import (
+from runtime.server.serving import executors
+from runtime.server.serving.executors import (
     LONG,
     AdmissionQueue,
     PreprocessingExecutors,
     SingleThreadExecutor,
     cancel_on_disconnect,
 )
-from runtime.server.preprocessing.request_body import until_disconnect
+from runtime.server.serving.handler import ClientGone
+from runtime.server.serving.request_body import until_disconnect
 from runtime.structured_output.service_time import MAX_TENANTS
 from tests.on_loop import on_loop
 from tests.wait import TIMEOUT
@@ -304,7 +304,7 @@ async def test_a_waiter_displaced_while_it_is_canceled_ends_no_other_job() -> No
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Returns the clock of queues, which advances only when a test sets `now`."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr("runtime.server.preprocessing.executors.time.perf_counter", lambda: clock.now)
+    monkeypatch.setattr("runtime.server.serving.executors.time.perf_counter", lambda: clock.now)
     return clock
 
 

@@ -19,9 +19,9 @@ from runtime.server.admin.protocol import DetokenizeRequest
 from runtime.server.generate.protocol import GenerateRequest
 from runtime.server.openai import protocol
 from runtime.server.openai.protocol import MAX_ENTRIES, ChatRequest, CompletionRequest
-from runtime.server.preprocessing import request_body
-from runtime.server.preprocessing.preprocessor import SMALL_TEXT, Preprocessor
-from runtime.server.preprocessing.request_body import MAX_MESSAGES, MAX_PARTS, parse_body
+from runtime.server.serving import request_body
+from runtime.server.serving.preprocessor import SMALL_TEXT, Preprocessor
+from runtime.server.serving.request_body import MAX_MESSAGES, MAX_PARTS, parse_body
 from runtime.tokenizer import Tokenizer
 from tests.on_loop import on_loop
 from tests.server.bombs import CHAT, IDS, LARGEST, OWN, SHAPES, TEXT

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runtime.server import http_responses
-from runtime.server.http_responses import EventStream
+from runtime.server.serving import handler
+from runtime.server.serving.handler import EventStream
 from tests.simulated_time import run_simulated
 
 
@@ -31,7 +31,7 @@ async def never() -> dict[str, Any]:
 
 
 def test_keep_alive_comments_are_sent_while_there_is_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_responses, "KEEP_ALIVE_SECONDS", 5)
+    monkeypatch.setattr(handler, "KEEP_ALIVE_SECONDS", 5)
     sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:

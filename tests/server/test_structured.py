@@ -17,8 +17,8 @@ import psutil
 import pydantic
 import pytest
 
-from runtime.server.http_responses import ClientGone
-from runtime.server.preprocessing import request_specs
+from runtime.server.serving import specs
+from runtime.server.serving.handler import ClientGone
 from runtime.structured_output.gbnf import CheckResult
 from runtime.structured_output.sandbox import SandboxLimits
 from tests.request.test_sampling_params import INFO
@@ -297,10 +297,10 @@ def test_grammars_of_disconnected_clients_are_not_compiled(monkeypatch: pytest.M
             assert release.wait(TIMEOUT)
             return CheckResult()
 
-    monkeypatch.setattr(request_specs, "GrammarSandbox", Sandbox)
+    monkeypatch.setattr(specs, "GrammarSandbox", Sandbox)
 
     async def everything() -> None:
-        checker = request_specs.GrammarValidator(lambda: (INFO, cast(Any, SimpleNamespace(directory=Path()))))
+        checker = specs.GrammarValidator(lambda: (INFO, cast(Any, SimpleNamespace(directory=Path()))))
 
         def check(client: Client, grammar: str) -> asyncio.Task[None]:
             return asyncio.create_task(checker.check(cast(Any, client), grammar, "regex"))

@@ -12,15 +12,14 @@ from starlette.requests import Request
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.server import http_responses
 from runtime.server.admin.protocol import TokenizeRequest
-from runtime.server.context import ServerContext
-from runtime.server.http_responses import ClientGone
 from runtime.server.metrics import RequestMetrics
 from runtime.server.openai import chat, completions
 from runtime.server.openai.protocol import ChatRequest, CompletionRequest
 from runtime.server.openapi import fast_routes
-from runtime.server.preprocessing import preprocessor
+from runtime.server.serving import handler, preprocessor
+from runtime.server.serving.context import ServerContext
+from runtime.server.serving.handler import ClientGone
 from tests.request.test_sampling_params import INFO
 from tests.wait import TIMEOUT
 
@@ -151,7 +150,7 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
         raise Waiting(service.notes())
 
     service = Held()
-    monkeypatch.setattr(http_responses, "run_to_completion", waits)
+    monkeypatch.setattr(handler, "run_to_completion", waits)
     monkeypatch.setattr(contextlib.nullcontext, "id", "x", raising=False)
     monkeypatch.setattr(contextlib.nullcontext, "choices", [], raising=False)
     monkeypatch.setattr(contextlib.nullcontext, "streamed", False, raising=False)

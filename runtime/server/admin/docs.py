@@ -16,8 +16,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtime.server.context import Context
-from runtime.server.http_responses import json_response
+from runtime.server.serving.context import Context
+from runtime.server.serving.handler import json_response
 
 # Only files of this server, no inline scripts, no frames: text that the page failed to escape would not be executed.
 _POLICY = (

@@ -8,8 +8,8 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from runtime.server.openai.protocol import ChatFields, ModelName, ParseSpecial
-from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolItems
-from runtime.server.preprocessing.request_body import Integers, RequestModel, api_field, optional
+from runtime.server.serving.request_body import Integers, RequestModel, api_field, optional
+from runtime.server.serving.tools import EXAMPLE_TOOLS, ToolItems
 
 
 class Health(TypedDict):

@@ -12,9 +12,9 @@ from runtime.errors import RequestError
 from runtime.request.field_spec import nested
 from runtime.request.validation import refuse
 from runtime.server.admin import protocol as api
-from runtime.server.context import Context, ServerContext
-from runtime.server.http_responses import json_response
 from runtime.server.openapi import error_docs, json_route, response_doc
+from runtime.server.serving.context import Context, ServerContext
+from runtime.server.serving.handler import json_response
 
 router = APIRouter()
 _state = partial(router.get, tags=["State"])

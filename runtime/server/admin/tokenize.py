@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from runtime.request.validation import refuse
 from runtime.server.admin.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
-from runtime.server.context import Context, ServerContext
-from runtime.server.http_responses import json_response
-from runtime.server.openai.tools import parse_tools
 from runtime.server.openapi import json_route, response_doc
+from runtime.server.serving.context import Context, ServerContext
+from runtime.server.serving.handler import json_response
+from runtime.server.serving.tools import parse_tools
 
 router = APIRouter(tags=["Tokens"])
 MAX_EACH = 4096  # tokens with `return_bytes`

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from runtime.errors import RequestError
 from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.server.anthropic import protocol
-from runtime.server.context import ServerContext
-from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ServingHandler, anthropic_error, format_warning, named_event
 from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.serving.context import ServerContext
+from runtime.server.serving.handler import ServingHandler, anthropic_error, format_warning, named_event
+from runtime.server.serving.job import GenerationJob, OutputDelta
 
 router = APIRouter(route_class=RawBodyRoute, tags=["Anthropic"])
 

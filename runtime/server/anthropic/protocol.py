@@ -12,9 +12,8 @@ from typing_extensions import TypedDict
 
 from runtime.request.validation import refuse
 from runtime.server.openai import protocol as openai
-from runtime.server.openai.message_parts import is_parts, result_text
-from runtime.server.openai.tools import Choice, ChoiceMode, FunctionDescription, ToolConfig, make_tool, select_tools
-from runtime.server.preprocessing.request_body import (
+from runtime.server.serving.message_parts import is_parts, result_text
+from runtime.server.serving.request_body import (
     AnyOfUnion,
     Integer,
     MessageList,
@@ -27,6 +26,7 @@ from runtime.server.preprocessing.request_body import (
     ignored_field,
     optional,
 )
+from runtime.server.serving.tools import Choice, ChoiceMode, FunctionDescription, ToolConfig, make_tool, select_tools
 
 _CHOICES: dict[str, ChoiceMode] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _BILLING = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")

@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from runtime.server.http_responses import ErrorResponse
 from runtime.server.openai import protocol as openai
-from runtime.server.preprocessing.request_body import Integer, RequestModel, UnsupportedField, api_field, optional
+from runtime.server.serving.handler import ErrorResponse
+from runtime.server.serving.request_body import Integer, RequestModel, UnsupportedField, api_field, optional
 
 MAX_SEGMENTS = 1024
 

@@ -12,16 +12,16 @@ from typing_extensions import TypedDict
 from runtime.errors import RequestError
 from runtime.request.output import append_event, denoise_event
 from runtime.request.validation import refuse
-from runtime.server.context import ServerContext
-from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.generate import protocol
-from runtime.server.http_responses import ServingHandler, events, openai_error, prompt_warning
-from runtime.server.openai.logprobs import GenerateLogprobStreamer
 from runtime.server.openai.protocol import ChatPrompt, check_unset, template_messages
-from runtime.server.openai.tools import NO_GRAMMAR_MESSAGE
 from runtime.server.openapi import RawBodyRoute, json_route
-from runtime.server.preprocessing.preprocessor import context_length_error
-from runtime.server.preprocessing.request_specs import GenerationInputs, parse_response_format
+from runtime.server.serving.context import ServerContext
+from runtime.server.serving.handler import ServingHandler, events, openai_error, prompt_warning
+from runtime.server.serving.job import GenerationJob, OutputDelta
+from runtime.server.serving.logprobs import GenerateLogprobStreamer
+from runtime.server.serving.preprocessor import context_length_error
+from runtime.server.serving.specs import GenerationInputs, parse_response_format
+from runtime.server.serving.tools import NO_GRAMMAR_MESSAGE
 
 
 class GenerateEvents(ServingHandler):

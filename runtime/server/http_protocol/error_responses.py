@@ -6,7 +6,7 @@ import http
 
 from runtime.errors import RequestError
 from runtime.server.http_protocol.limits import Limits
-from runtime.server.http_responses import error_response
+from runtime.server.serving.handler import error_response
 
 
 class HttpRejection(RequestError):

@@ -14,15 +14,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.errors import RequestError
 from runtime.server.admin.docs import STATE_PATH, pages
-from runtime.server.http_responses import error_response
 from runtime.server.logs import redacted
 from runtime.server.middleware.auth import OPEN_PATHS, OriginPolicy
-from runtime.server.preprocessing.request_body import ClientGone
+from runtime.server.serving.handler import error_response
+from runtime.server.serving.request_body import ClientGone
 
 if TYPE_CHECKING:
-    from runtime.server.context import ServerContext
-    from runtime.server.engine_client.generation_job import GenerationJob
-    from runtime.server.http_responses import RouteHandler
+    from runtime.server.serving.context import ServerContext
+    from runtime.server.serving.handler import RouteHandler
+    from runtime.server.serving.job import GenerationJob
 
 log = logging.getLogger("unmask.http")
 access_log = logging.getLogger("unmask.access")

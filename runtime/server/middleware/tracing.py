@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import runtime
-from runtime.server.engine_client.generation_job import GenerationJob
 from runtime.server.env import traces_endpoint, traces_protocol
+from runtime.server.serving.job import GenerationJob
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -13,14 +13,14 @@ from runtime.errors import RequestError
 from runtime.parsers.chat_output import ChatOutputParser
 from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.request.output import CompletionState, denoise_fields
-from runtime.server.context import ServerContext
-from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ErrorResponse, ServingHandler, events, format_warning, openai_error
 from runtime.server.openai import protocol
-from runtime.server.openai.logprobs import ChatLogprobStreamer, LogprobStreamer
-from runtime.server.openai.tools import check_legacy_functions, parse_tools
 from runtime.server.openapi import RawBodyRoute, json_route
-from runtime.server.preprocessing.request_specs import GenerationInputs
+from runtime.server.serving.context import ServerContext
+from runtime.server.serving.handler import ErrorResponse, ServingHandler, events, format_warning, openai_error
+from runtime.server.serving.job import GenerationJob, OutputDelta
+from runtime.server.serving.logprobs import ChatLogprobStreamer, LogprobStreamer
+from runtime.server.serving.specs import GenerationInputs
+from runtime.server.serving.tools import check_legacy_functions, parse_tools
 
 
 class OpenAIHandler(ServingHandler):

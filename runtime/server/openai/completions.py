@@ -10,14 +10,14 @@ from starlette.requests import Request
 from runtime.request.output import CompletionState
 from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import integer, refuse
-from runtime.server.context import ServerContext
-from runtime.server.engine_client.generation_job import OutputDelta
-from runtime.server.http_responses import ErrorResponse, events, prompt_warning
 from runtime.server.openai import protocol
 from runtime.server.openai.chat import OpenAIHandler
-from runtime.server.openai.logprobs import CompletionLogprobStreamer, parse_echo
 from runtime.server.openapi import RawBodyRoute, json_route
-from runtime.server.preprocessing.request_specs import GenerationInputs
+from runtime.server.serving.context import ServerContext
+from runtime.server.serving.handler import ErrorResponse, events, prompt_warning
+from runtime.server.serving.job import OutputDelta
+from runtime.server.serving.logprobs import CompletionLogprobStreamer, parse_echo
+from runtime.server.serving.specs import GenerationInputs
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 MAX_PROMPTS = 1024

@@ -21,10 +21,9 @@ from typing_extensions import TypedDict
 from runtime.request.resolve import MAX_TOKENS_PER_STEP
 from runtime.request.sampling_params import PARAMETERS
 from runtime.request.validation import preview, refuse
-from runtime.server.openai.message_parts import Part, ReasoningPart, is_parts, result_text, special_part
-from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolChoice, ToolItems
 from runtime.server.openapi import values_schema
-from runtime.server.preprocessing.request_body import (
+from runtime.server.serving.message_parts import Part, ReasoningPart, is_parts, result_text, special_part
+from runtime.server.serving.request_body import (
     Identifier,
     Integer,
     Integers,
@@ -39,6 +38,7 @@ from runtime.server.preprocessing.request_body import (
     ignored_field,
     optional,
 )
+from runtime.server.serving.tools import EXAMPLE_TOOLS, ToolChoice, ToolItems
 
 EXAMPLE_CHAT = [{"role": "user", "content": "Solve: 12 + 30."}]  # an example
 _ROLES = {"developer": "system", "function": "tool"}  # OpenAI's newer and older names

@@ -12,12 +12,12 @@ from starlette.requests import Request
 from runtime.errors import RequestError
 from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.request.validation import refuse
-from runtime.server.context import ServerContext
-from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ServingHandler, format_warning, named_event
 from runtime.server.openai import responses_protocol as protocol
-from runtime.server.openai.tools import ToolConfig
 from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.serving.context import ServerContext
+from runtime.server.serving.handler import ServingHandler, format_warning, named_event
+from runtime.server.serving.job import GenerationJob, OutputDelta
+from runtime.server.serving.tools import ToolConfig
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 

@@ -11,17 +11,9 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from runtime.request.validation import preview, refuse
-from runtime.server.openai import message_parts
 from runtime.server.openai import protocol as openai
-from runtime.server.openai.tools import (
-    FunctionDescription,
-    ToolChoice,
-    ToolConfig,
-    make_tool,
-    parse_tool_choice,
-    select_tools,
-)
-from runtime.server.preprocessing.request_body import (
+from runtime.server.serving import message_parts
+from runtime.server.serving.request_body import (
     MAX_TOOLS,
     AnyOfUnion,
     Identifier,
@@ -34,6 +26,14 @@ from runtime.server.preprocessing.request_body import (
     api_field,
     ignored_field,
     optional,
+)
+from runtime.server.serving.tools import (
+    FunctionDescription,
+    ToolChoice,
+    ToolConfig,
+    make_tool,
+    parse_tool_choice,
+    select_tools,
 )
 
 _NOT_STORED = "is not supported, as responses are not stored; send the full conversation in input"

@@ -20,9 +20,9 @@ from runtime.request.engine_messages import EngineInfo
 from runtime.request.resolve import check_ids, check_length
 from runtime.request.validation import refuse
 from runtime.server.middleware.auth import api_key_id
-from runtime.server.preprocessing import request_body
-from runtime.server.preprocessing.executors import AdmissionQueue, PreprocessingExecutors, T, Work, cancel_on_disconnect
-from runtime.server.preprocessing.request_body import B
+from runtime.server.serving import request_body
+from runtime.server.serving.executors import AdmissionQueue, PreprocessingExecutors, T, Work, cancel_on_disconnect
+from runtime.server.serving.request_body import B
 from runtime.tokenizer import Tokenizer
 from runtime.tokenizer.template_sandbox import RenderBudget
 from runtime.tokenizer.tokenizer import WINDOW

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from runtime.server.preprocessing.request_body import RequestModel, api_field, ignored_field, optional
+from runtime.server.serving.request_body import RequestModel, api_field, ignored_field, optional
 
 TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal"})  # kinds of parts that are text
 

@@ -18,8 +18,8 @@ from runtime.tokenizer import Tokenizer
 from runtime.tokenizer.byte_decoder import OffsetTracker, TokenByteDecoder, TokenOffset
 
 if TYPE_CHECKING:
-    from runtime.server.engine_client.generation_job import OutputDelta
     from runtime.server.openai.protocol import ChatLogprobs, CompletionLogprobs, CompletionRequest
+    from runtime.server.serving.job import OutputDelta
 
 
 MAX_LOGPROBS = 2**18  # log-probabilities in one answer

@@ -23,11 +23,11 @@ from runtime.parsers.tool_call_parser import ToolCallOptions
 from runtime.request.engine_messages import EngineInfo, ToolNames
 from runtime.request.structured import grammar_of
 from runtime.request.validation import preview, refuse
-from runtime.server.preprocessing.request_body import RequestModel, ToolList, api_field, optional
+from runtime.server.serving.request_body import RequestModel, ToolList, api_field, optional
 
 if TYPE_CHECKING:
     from runtime.server.openai.protocol import ChatPrompt
-    from runtime.server.preprocessing.preprocessor import Preprocessor
+    from runtime.server.serving.preprocessor import Preprocessor
     from runtime.tokenizer import Tokenizer
 
 

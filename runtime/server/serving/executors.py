@@ -26,7 +26,7 @@ from starlette.requests import Request
 
 from runtime.errors import RequestError
 from runtime.server.middleware.auth import api_key_id
-from runtime.server.preprocessing.request_body import until_disconnect
+from runtime.server.serving.request_body import until_disconnect
 from runtime.structured_output.service_time import ServiceTime
 
 QUANTUM = 0.05  # seconds of service by which tenants may differ and count as equal

@@ -20,17 +20,17 @@ from runtime.request.structured import FIELD, path_of
 from runtime.request.validation import preview, refuse
 from runtime.server.env import backend_environment
 from runtime.server.middleware.auth import api_key_id
-from runtime.server.openai.logprobs import PromptEcho, check_logprobs_limit
 from runtime.server.openai.protocol import FORMAT_ALIASES, GenerationRequest
-from runtime.server.openai.tools import ChatContext
-from runtime.server.preprocessing.executors import SingleThreadExecutor, cancel_on_disconnect
+from runtime.server.serving.executors import SingleThreadExecutor, cancel_on_disconnect
+from runtime.server.serving.logprobs import PromptEcho, check_logprobs_limit
+from runtime.server.serving.tools import ChatContext
 from runtime.structured_output.gbnf import CheckResult
 from runtime.structured_output.grammar_cache import GrammarError
 from runtime.structured_output.sandbox import GrammarSandbox
 from runtime.tokenizer import IncrementalDetokenizer, Tokenizer
 
 if TYPE_CHECKING:
-    from runtime.server.context import ServerContext
+    from runtime.server.serving.context import ServerContext
 
 
 NO_LIMIT = -1  # max_tokens as llama.cpp's page and LM Studio send it

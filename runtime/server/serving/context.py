@@ -18,15 +18,15 @@ from runtime.request.engine_messages import EngineInfo
 from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import refuse
 from runtime.server.engine_client.client import EngineClient, Unavailable
-from runtime.server.engine_client.generation_job import GenerationJob
 from runtime.server.logs import field_path
 from runtime.server.middleware.auth import ApiKeys
 from runtime.server.middleware.tracing import Tracing
 from runtime.server.openai.protocol import ChatPrompt, GenerationRequest
-from runtime.server.openai.tools import ChatContext, ToolConfig
-from runtime.server.preprocessing.preprocessor import Preprocessor
-from runtime.server.preprocessing.request_body import B, ignored_fields
-from runtime.server.preprocessing.request_specs import GenerationInputs, GrammarValidator, RequestSpecBuilder
+from runtime.server.serving.job import GenerationJob
+from runtime.server.serving.preprocessor import Preprocessor
+from runtime.server.serving.request_body import B, ignored_fields
+from runtime.server.serving.specs import GenerationInputs, GrammarValidator, RequestSpecBuilder
+from runtime.server.serving.tools import ChatContext, ToolConfig
 from runtime.tokenizer import Tokenizer
 
 log = logging.getLogger("unmask.http")

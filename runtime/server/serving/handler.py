@@ -15,13 +15,13 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from runtime.errors import RequestError
-from runtime.server.preprocessing.request_body import SUPPORTED_ENCODINGS, B, ClientGone, api_field, until_disconnect
+from runtime.server.serving.request_body import SUPPORTED_ENCODINGS, B, ClientGone, api_field, until_disconnect
 
 if TYPE_CHECKING:
     from runtime.request.engine_messages import EngineInfo
     from runtime.request.output import CompletionState
-    from runtime.server.context import ServerContext
-    from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
+    from runtime.server.serving.context import ServerContext
+    from runtime.server.serving.job import GenerationJob, OutputDelta
     from runtime.tokenizer import Tokenizer
 
 _TYPES = {
