@@ -255,7 +255,7 @@ def test_routes_and_fields_are_documented():
     from runtime.server.admin import routes, tokenize
     from runtime.server.generate import serving
     from runtime.server.openai import chat, completions
-    from runtime.server.openai.protocol import GenerationRequest
+    from runtime.server.serving.generation import GenerationRequest
 
     text = "".join(page(name) for name in PAGES if name.startswith(("docs/reference/", "docs/guide/")))
     routers = [routes.adapter_router, *(module.router for module in (chat, completions, serving, routes, tokenize))]
@@ -293,9 +293,9 @@ def test_messages_in_the_troubleshooting_page_match_the_code():
 
 def test_limits_in_the_security_page_match_the_code():
     from runtime.server.http_protocol.limits import Limits
-    from runtime.server.openai import protocol
     from runtime.server.serving import preprocessor, request_body
     from runtime.server.serving.executors import MAX_WAITING_CHARS
+    from runtime.server.serving.generation import MAX_ENTRIES
     from runtime.tokenizer import template_sandbox
 
     lines = [line for line in page("docs/operations/security.md").splitlines() if "|" in line]
@@ -326,7 +326,7 @@ def test_limits_in_the_security_page_match_the_code():
         ),
         ("bodies of more", f"{preprocessor.MAX_WAITING_BODIES // mib} MiB"),
         ("messages", f"{request_body.MAX_MESSAGES:,}", f"{request_body.MAX_PARTS:,}"),
-        ("entries", f"{protocol.MAX_ENTRIES}"),
+        ("entries", f"{MAX_ENTRIES}"),
         ("prompts of", f"{preprocessor.MAX_PROMPT_TOKENS:,}"),
         ("characters of long", f"{MAX_WAITING_CHARS // mib} Mi"),
         ("what a chat template", f"{template_sandbox.MAX_CHARS // mib} Mi", f"{template_sandbox.MAX_SECONDS:g} s"),

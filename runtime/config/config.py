@@ -510,6 +510,11 @@ class ServerConfig:
         return self.lora_config is not None or self.lora_routes or any(uri.startswith("hf://") for uri in uris)
 
     @property
+    def requires_key(self) -> bool:
+        """Whether requests need an API key. With an empty file all requests are rejected."""
+        return self.api_key_file is not None or bool(self.api_key)
+
+    @property
     def model_names(self) -> tuple[str, ...]:
         """Model ids that clients may use; responses have the first."""
         return self.served_model_name or (default_model_name(self.engine.model),)

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.errors import ConfigError
 from runtime.plugins import Registry
 
 # Levels of objects and lists in a call's arguments, which are the first. Chat templates can write a history with them.
 MAX_DEPTH = 64
+OFF = "off"  # value of --tool-call-parser and --reasoning-parser
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,16 @@ def tool_format(key: str) -> ToolFormat | None:
 
 def reasoning_format(key: str) -> ReasoningFormat | None:
     return _REASONING.get(key)
+
+
+def check_parsers(tool_calls: str | None, reasoning: str | None) -> None:
+    """Raises ConfigError for a value of --tool-call-parser or --reasoning-parser that is not known."""
+    for flag, value, known in (
+        ("--tool-call-parser", tool_calls, tool_formats()),
+        ("--reasoning-parser", reasoning, reasoning_formats()),
+    ):
+        if value is not None and value not in (OFF, *known):
+            raise ConfigError(f"{flag}: unknown parser {value!r}; available: {', '.join(known)}, {OFF}")
 
 
 def part_marks() -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Parameters of a request besides its prompt: `SamplingParams`.
 
 Each field is declared once, with its valid values, description and default. Validation, the schema of the routes
-(``runtime.server.openai.protocol``) and the table in docs/reference/request-fields.md
+(``runtime.server.serving.generation``) and the table in docs/reference/request-fields.md
 (``python -m tools.docs.request_fields``) come from the declaration. Algorithms and strategies declare the fields of
 ``decoding`` (``runtime.request.field_spec``).
 """

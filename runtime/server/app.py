@@ -16,19 +16,14 @@ from runtime.errors import RequestError
 from runtime.server.admin import docs, routes, tokenize
 from runtime.server.anthropic import messages
 from runtime.server.generate import serving
-from runtime.server.middleware.auth import OPEN_PATHS
-from runtime.server.middleware.request_middleware import RequestMiddleware
+from runtime.server.http_protocol.limits import OPEN_PATHS
+from runtime.server.middleware.auth import ApiKeys
+from runtime.server.middleware.request_middleware import RequestMiddleware, error_response_for
+from runtime.server.middleware.tracing import Tracing
 from runtime.server.openai import chat, completions, responses
-from runtime.server.openapi import (
-    decoding_schema,
-    fast_routes,
-    request_defaults,
-    secure,
-    set_sampling_defaults,
-    type_schemas,
-)
+from runtime.server.openapi import decoding_schema, request_defaults, secure, set_sampling_defaults, type_schemas
 from runtime.server.serving.context import ServerContext
-from runtime.server.serving.handler import error_response
+from runtime.server.serving.routes import fast_routes
 
 TAGS = {  # groups of the API docs, in order
     "OpenAI": "Routes of OpenAI's API.",
@@ -53,7 +48,7 @@ class App(FastAPI):
             schema.setdefault("components", {})["schemas"] = type_schemas()
             for operation in (one for methods in schema["paths"].values() for one in methods.values()):
                 operation["responses"].pop("422", None)  # the framework's: a wrong value is 400 here
-            if context.keys.required:
+            if context.config.requires_key:
                 secure(schema, OPEN_PATHS)
             self.openapi_schema = schema
         info = context.engine_client.info
@@ -64,7 +59,7 @@ class App(FastAPI):
         return self.openapi_schema
 
 
-def make_app(context: ServerContext) -> App:
+def make_app(context: ServerContext, keys: ApiKeys, tracer: Tracing | None) -> App:
     app = App(
         title="Unmask",
         version=runtime.__version__,
@@ -82,7 +77,7 @@ def make_app(context: ServerContext) -> App:
     routers = [*(module.router for module in modules), routes.adapter_router]
     for router in routers:
         app.include_router(router)
-    app.add_middleware(RequestMiddleware, context=context, fast_routes=fast_routes(routers))
+    app.add_middleware(RequestMiddleware, context=context, keys=keys, tracer=tracer, fast_routes=fast_routes(routers))
     if context.config.cors_allow_origins:
         app.add_middleware(  # outermost: a preflight request carries no key
             CORSMiddleware,
@@ -105,4 +100,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
     message = {404: missing, 405: f"{target} is not possible with this method"}.get(
         error.status_code, str(error.detail)
     )
-    return error_response(RequestError(message, status=error.status_code), request.url.path, error.headers)
+    return error_response_for(request.url.path, RequestError(message, status=error.status_code), error.headers)

@@ -269,12 +269,12 @@ class HttpFrontend:
         self.give_up = give_up
         keys = ApiKeys(config.api_key, config.api_key_file, config.keys_in_file)
         keys.watch()
-        self.context = ServerContext(config, frontend, keys)
+        self.context = ServerContext(frontend)
         limits = Limits(connections=config.max_connections or DEFAULT_MAX_CONNECTIONS)
         limits = dataclasses.replace(limits, buffered_bytes=limits.buffered_bytes // config.frontend_processes)
-        app = make_app(self.context)
+        self.tracer = tracing.start()
+        app = make_app(self.context, keys, self.tracer)
         self.http = HttpServer(app, limits, frontend.request_metrics, config.frontend_processes)
-        self.context.tracing = tracing.start()
         self.loaded = asyncio.Event()  # the tokenizer is there
         self.serving: asyncio.Task[None] | None = None
 
@@ -329,8 +329,8 @@ class HttpFrontend:
         self.http.should_exit = True
         if self.serving is not None:
             await asyncio.wait([self.serving])
-        if self.context.tracing is not None:
-            self.context.tracing.close()
+        if self.tracer is not None:
+            self.tracer.close()
 
     def _load_tokenizer(self, loop: asyncio.AbstractEventLoop) -> None:
         try:

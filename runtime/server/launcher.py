@@ -21,6 +21,7 @@ from runtime.child_process import module_command
 from runtime.config import ServerConfig
 from runtime.config.flags import SERVER_COMPILE_CACHE
 from runtime.errors import ConfigError
+from runtime.parsers.formats import check_parsers
 from runtime.plugins import load_plugins
 from runtime.server import env, logs
 from runtime.server.engine_client.client import LocalEngineClient
@@ -31,7 +32,6 @@ from runtime.server.frontend_processes.manager import FrontendProcessManager
 from runtime.server.frontend_processes.metrics import FrontendMetrics
 from runtime.server.http_protocol.listener import describe, is_reachable, listen, listener_url
 from runtime.server.metrics import Metrics, ProcessMetrics, RequestMetrics, StatsLogger
-from runtime.server.serving.tools import check_parsers
 from runtime.weights.tokenizer_json import use_temporary_directory
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
     env.configure_process()
     logs.configure_logging(config.log_level, config.log_format, "frontend")
     load_plugins(config.engine.plugin)
-    check_parsers(config)
+    check_parsers(config.tool_call_parser, config.reasoning_parser)
     for note in config.notes:
         log.warning("%s", note)
     if config.node_rank:
@@ -150,7 +150,7 @@ class Server:
         log.info("web page: %s, base URL of the API: %s/v1", url, url)
         if config.engine.model is None:
             log.info("no --model was given: this is the small demo checkpoint shipped with unmask")
-        if not (config.api_key or config.api_key_file) and is_reachable(self.listener):
+        if not config.requires_key and is_reachable(self.listener):
             log.warning(
                 "No API key set and listening on %s: the server is open to the network. Set --api-key-file, or "
                 "listen on --host 127.0.0.1",

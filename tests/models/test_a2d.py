@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError
-from runtime.server.openai.protocol import ChatPrompt
+from runtime.server.serving.chat import ChatPrompt
 from runtime.server.serving.preprocessor import Preprocessor
 from tests.models.tiny import write_random
 from tests.oracle.llama_like import TransformersOracle, tensors_of
@@ -93,6 +93,6 @@ def test_chats_do_not_reason_unless_a_request_says_so(tmp_path, family):
             assert (chat.token_ids, chat.usage) == (expected.token_ids, expected.usage)
             preparer = Preprocessor(lambda llm=llm: (llm.info, llm.tokenizer))
             ask = ChatPrompt(messages, says or {})
-            ids = asyncio.run(preparer.encode_chat(Request({"type": "http"}), (llm.info, llm.tokenizer), ask))
+            ids = asyncio.run(preparer.encode_chat(Request({"type": "http"}), ask))
             assert ids == prompt
         assert llm.generate([messages], greedy)[0].usage["prompt_tokens"] == len(text + mark)

@@ -110,12 +110,10 @@ def test_the_framework_gets_no_query_and_no_cookies_to_parse() -> None:
     async def send(message: Message) -> None:
         pass
 
-    context = cast(
-        Any, SimpleNamespace(config=ServerConfig(), keys=ApiKeys(()), draining=False, in_flight=0, tracing=None)
-    )
+    context = cast(Any, SimpleNamespace(config=ServerConfig(), draining=False, in_flight=0))
     headers = [(b"host", b"localhost"), (b"cookie", b"a=b; " * 10_000), (b"x-request-id", b"1"), (b"cookie", b"c=d")]
     scope = {"type": "http", "method": "GET", "path": "/health", "query_string": b"a&" * 30_000, "headers": headers}
-    middleware = request_middleware.RequestMiddleware(app, context, {})
+    middleware = request_middleware.RequestMiddleware(app, context, ApiKeys(()), None, {})
     asyncio.run(middleware(scope, receive, send))
     (passed,) = scopes
     assert passed["query_string"] == b""

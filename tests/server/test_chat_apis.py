@@ -12,7 +12,8 @@ import pytest
 
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError, RequestError
-from runtime.server.serving.tools import ChatContext, ToolItem, check_parsers, parse_tools
+from runtime.parsers.formats import check_parsers
+from runtime.server.serving.tools import ChatContext, Choice, ToolItem, offered_tools, select_tools
 from runtime.tokenizer import Tokenizer
 from tests.request.test_sampling_params import INFO
 from tests.server.dialects import (
@@ -283,10 +284,10 @@ def test_parsers_and_strict_fields_are_flags(client: httpx.Client, tagged: Path)
 
 
 def test_parsers_are_known_or_off(tagged: Path) -> None:
-    for flag in ("tool_call_parser", "reasoning_parser"):
-        check_parsers(ServerConfig(**{flag: "off"}))
-        with pytest.raises(ConfigError, match=f"--{flag.replace('_', '-')}: .*'nope'.* off"):
-            check_parsers(ServerConfig(**{flag: "nope"}))
-    offered = parse_tools([ToolItem(**tool(CHAT))], None, None)
+    check_parsers("off", "off")
+    for flag, values in {"--tool-call-parser": ("nope", None), "--reasoning-parser": (None, "nope")}.items():
+        with pytest.raises(ConfigError, match=f"{flag}: .*'nope'.* off"):
+            check_parsers(*values)
+    offered = select_tools(offered_tools([ToolItem(**tool(CHAT))]), Choice(), single_call=False)
     with pytest.raises(RequestError, match=r"tools: .*--tool-call-parser off"):
         ChatContext(ServerConfig(tool_call_parser="off"), INFO, Tokenizer(tagged), offered)

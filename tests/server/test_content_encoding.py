@@ -17,15 +17,16 @@ import pytest
 import zstandard
 
 from runtime.errors import RequestError
-from runtime.server.serving import request_body
-from runtime.server.serving.request_body import (
+from runtime.server.http_protocol import content_encoding
+from runtime.server.http_protocol.content_encoding import (
     DECODED_STEP_BYTES,
-    MAX_BODY,
     MAX_FRAMES,
     ZSTD_WINDOW_LOG,
     codings,
     decoding,
 )
+from runtime.server.serving import request_body
+from runtime.server.serving.request_body import MAX_BODY
 
 USER = [{"role": "user", "content": "hello"}]
 ROUTES: dict[str, dict[str, Any]] = {
@@ -168,7 +169,7 @@ def test_zstd_is_decoded_in_short_slices(monkeypatch: pytest.MonkeyPatch) -> Non
         def __getattr__(self, name: str) -> Any:
             return getattr(self.stream, name)
 
-    monkeypatch.setattr(request_body, "ZSTD_INPUT_BYTES", 16)
+    monkeypatch.setattr(content_encoding, "ZSTD_INPUT_BYTES", 16)
     monkeypatch.setitem(sys.modules, "zstandard", SimpleNamespace(ZstdDecompressor=Recorded, ZstdError=ValueError))
     assert sum(map(len, decoding(zstd(bytes(2**22)), "zstd"))) == 2**22
     assert max(outputs) <= 5 * 2**17

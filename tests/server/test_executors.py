@@ -20,8 +20,7 @@ from runtime.server.serving.executors import (
     SingleThreadExecutor,
     cancel_on_disconnect,
 )
-from runtime.server.serving.handler import ClientGone
-from runtime.server.serving.request_body import until_disconnect
+from runtime.server.serving.request_body import ClientGone, until_disconnect
 from runtime.structured_output.service_time import MAX_TENANTS
 from tests.on_loop import on_loop
 from tests.wait import TIMEOUT

@@ -7,6 +7,7 @@ import pytest
 
 import runtime.config.api_keys as config_keys
 import runtime.server.middleware.auth as keys_module
+from runtime.config import ServerConfig
 from runtime.config.api_keys import KEY_FILE_BYTES, KeyFile
 from runtime.errors import ConfigError, RequestError
 from runtime.server.middleware.auth import ApiKeys
@@ -37,7 +38,6 @@ def look(keys: ApiKeys) -> None:
 
 def test_only_a_valid_key_is_accepted_and_named_without_being_shown() -> None:
     keys = ApiKeys(("one", "two"))
-    assert keys.required
     first, second = keys.check(b"Bearer one"), keys.check(b"bearer two")
     assert first
     assert second
@@ -46,7 +46,6 @@ def test_only_a_valid_key_is_accepted_and_named_without_being_shown() -> None:
     assert "one" not in first
     wrong = [None, *b",one,Bearer,Bearer ,Bearer onetwo,Basic one,Bearer \xff,Bearer ONE".split(b",")]
     assert not any(opens(keys, each) for each in wrong)
-    assert not ApiKeys(()).required
     assert ApiKeys(("one",)).check(b"Bearer one") == ""  # a single key needs no name
 
 
@@ -121,6 +120,11 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
     assert not opens(keys, bearer(NEWER))
 
 
+def test_a_server_with_a_key_or_a_file_of_keys_requires_one() -> None:
+    configs = ServerConfig(), ServerConfig(api_key=("k" * 32,)), ServerConfig(api_key_file="keys")
+    assert [config.requires_key for config in configs] == [False, True, True]
+
+
 def test_an_empty_file_revokes_its_keys(file: Path, keys: ApiKeys, caplog: pytest.LogCaptureFixture) -> None:
     file.write_text("\n")
     look(keys)
@@ -129,7 +133,6 @@ def test_an_empty_file_revokes_its_keys(file: Path, keys: ApiKeys, caplog: pytes
     assert "has no valid key: only keys of --api-key are accepted" in caplog.text
     alone = ApiKeys((), str(file), (ONE,))
     look(alone)
-    assert alone.required
     assert not opens(alone, bearer(ONE))
     assert not opens(alone, None)
     assert "has no valid key: all requests are rejected (401)" in caplog.text

@@ -13,8 +13,9 @@ import pytest
 
 from runtime import LLM, SamplingParams
 from runtime.request.output import TokenLogprob
+from runtime.server.openai.logprobs import ChatLogprobStreamer
 from runtime.server.serving import logprobs
-from runtime.server.serving.logprobs import ChatLogprobStreamer, in_chunks
+from runtime.server.serving.logprobs import in_chunks
 from runtime.tokenizer import Tokenizer
 
 USER: Any = [{"role": "user", "content": "hello"}]

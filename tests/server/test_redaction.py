@@ -10,9 +10,8 @@ from runtime.errors import RequestError
 from runtime.request.decoding import check_beside_decoding
 from runtime.request.validation import preview
 from runtime.server.logs import field_path, redacted
-from runtime.server.openai.protocol import ChatRequest
+from runtime.server.openai.protocol import ChatRequest, parse_tool_choice
 from runtime.server.serving.request_body import parse_body
-from runtime.server.serving.tools import parse_tool_choice
 from tests.server.harness import FAKE, serving
 
 SECRET = "swordfish"

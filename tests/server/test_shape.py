@@ -17,9 +17,9 @@ import runtime.server.app  # noqa: F401 (declares the routes)
 from runtime.errors import RequestError
 from runtime.server.admin.protocol import DetokenizeRequest
 from runtime.server.generate.protocol import GenerateRequest
-from runtime.server.openai import protocol
-from runtime.server.openai.protocol import MAX_ENTRIES, ChatRequest, CompletionRequest
-from runtime.server.serving import request_body
+from runtime.server.openai.protocol import ChatRequest, CompletionRequest
+from runtime.server.serving import chat, request_body
+from runtime.server.serving.generation import MAX_ENTRIES
 from runtime.server.serving.preprocessor import SMALL_TEXT, Preprocessor
 from runtime.server.serving.request_body import MAX_MESSAGES, MAX_PARTS, parse_body
 from runtime.tokenizer import Tokenizer
@@ -126,7 +126,7 @@ def test_arguments_of_each_call_are_counted_separately(monkeypatch: pytest.Monke
     ]
     messages = [{"role": "assistant", "tool_calls": calls}, {"role": "user", "content": "x"}]
     body = parse_body(ChatRequest, json.dumps({"messages": messages}).encode())
-    monkeypatch.setattr(protocol, "from_json", lambda text: pytest.fail("the arguments were parsed"))
+    monkeypatch.setattr(chat, "from_json", lambda text: pytest.fail("the arguments were parsed"))
     with pytest.raises(RequestError, match="more than 8192 objects and lists"):
         body.to_chat()
 

@@ -17,8 +17,8 @@ import psutil
 import pydantic
 import pytest
 
-from runtime.server.serving import specs
-from runtime.server.serving.handler import ClientGone
+from runtime.server.serving import preprocessor
+from runtime.server.serving.request_body import ClientGone
 from runtime.structured_output.gbnf import CheckResult
 from runtime.structured_output.sandbox import SandboxLimits
 from tests.request.test_sampling_params import INFO
@@ -297,13 +297,13 @@ def test_grammars_of_disconnected_clients_are_not_compiled(monkeypatch: pytest.M
             assert release.wait(TIMEOUT)
             return CheckResult()
 
-    monkeypatch.setattr(specs, "GrammarSandbox", Sandbox)
+    monkeypatch.setattr(preprocessor, "GrammarSandbox", Sandbox)
 
     async def everything() -> None:
-        checker = specs.GrammarValidator(lambda: (INFO, cast(Any, SimpleNamespace(directory=Path()))))
+        checker = preprocessor.Preprocessor(lambda: (INFO, cast(Any, SimpleNamespace(directory=Path()))))
 
         def check(client: Client, grammar: str) -> asyncio.Task[None]:
-            return asyncio.create_task(checker.check(cast(Any, client), grammar, "regex"))
+            return asyncio.create_task(checker.check_grammar(cast(Any, client), grammar, "regex"))
 
         first = check(Client(), "first")
         assert await asyncio.to_thread(begun.wait, TIMEOUT)

@@ -27,10 +27,10 @@ from runtime.server.logs import redact_queries
 from runtime.server.metrics import EngineMetrics
 from runtime.server.openai import chat, completions, responses
 from runtime.server.openai.protocol import ChatRequest
-from runtime.server.openapi import fast_routes
 from runtime.server.serving.logprobs import PromptEcho
 from runtime.server.serving.preprocessor import Preprocessor
 from runtime.server.serving.request_body import parse_body
+from runtime.server.serving.routes import fast_routes
 from runtime.tokenizer import Tokenizer
 from tests.examples import examples
 from tests.request.test_sampling_params import info

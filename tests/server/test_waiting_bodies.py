@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import weakref
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +17,11 @@ from runtime.server.admin.protocol import TokenizeRequest
 from runtime.server.metrics import RequestMetrics
 from runtime.server.openai import chat, completions
 from runtime.server.openai.protocol import ChatRequest, CompletionRequest
-from runtime.server.openapi import fast_routes
-from runtime.server.serving import handler, preprocessor
+from runtime.server.serving import preprocessor
 from runtime.server.serving.context import ServerContext
-from runtime.server.serving.handler import ClientGone
+from runtime.server.serving.request_body import ClientGone
+from runtime.server.serving.routes import fast_routes
+from runtime.server.serving.specs import Generation
 from tests.request.test_sampling_params import INFO
 from tests.wait import TIMEOUT
 
@@ -114,8 +116,8 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
 
     class Held(ServerContext):
         def __init__(self) -> None:
+            self.engine_client = SimpleNamespace(request_metrics=RequestMetrics())  # type: ignore[assignment]
             self.preprocessor = Ids()  # type: ignore[assignment]
-            self.metrics = RequestMetrics()
             self.config = ServerConfig()
 
         async def body(self, request: Any, kind: Any) -> Any:
@@ -130,9 +132,6 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
         def require(self) -> Any:
             return INFO, SimpleNamespace(byte_decoder=None)
 
-        async def submit(self, inputs: Any) -> Any:
-            return contextlib.nullcontext()
-
     class Ids:
         async def encode_chat(self, *args: Any, **fields: Any) -> list[int]:
             return [1]
@@ -146,14 +145,18 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
     class Waiting(Exception):
         pass
 
-    async def waits(request: Request, job: Any, take: Any) -> None:
-        raise Waiting(service.notes())
+    class Job(contextlib.nullcontext[None]):
+        id, choices, streamed = "x", (), False
+
+        async def updates(self) -> AsyncIterator[None]:
+            raise Waiting(service.notes())
+            yield
+
+    async def submit(self: Any) -> Any:
+        return Job()
 
     service = Held()
-    monkeypatch.setattr(handler, "run_to_completion", waits)
-    monkeypatch.setattr(contextlib.nullcontext, "id", "x", raising=False)
-    monkeypatch.setattr(contextlib.nullcontext, "choices", [], raising=False)
-    monkeypatch.setattr(contextlib.nullcontext, "streamed", False, raising=False)
+    monkeypatch.setattr(Generation, "submit", submit)
     request = Request({"type": "http", "headers": [], "app": SimpleNamespace(state=SimpleNamespace(context=service))})
     (answer,) = {endpoint for (_, path), endpoint in fast_routes([route.router]).items() if path.startswith("/v1/")}
     with pytest.raises(Waiting) as found:

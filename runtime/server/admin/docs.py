@@ -94,5 +94,5 @@ async def state(context: Context) -> Response:
     loaded = context.tokenizer is not None and context.engine_client.info is not None
     percent = round(100 * done / total, 1) if total else 0.0
     return json_response(
-        {"loaded": loaded, "phase": phase, "percent": percent, "api_key_required": context.keys.required}
+        {"loaded": loaded, "phase": phase, "percent": percent, "api_key_required": context.config.requires_key}
     )

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from runtime.server.openai.protocol import ChatFields, ModelName, ParseSpecial
+from runtime.server.serving.chat import ChatFields
+from runtime.server.serving.generation import ModelName, ParseSpecial
 from runtime.server.serving.request_body import Integers, RequestModel, api_field, optional
 from runtime.server.serving.tools import EXAMPLE_TOOLS, ToolItems
 

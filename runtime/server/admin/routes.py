@@ -12,9 +12,9 @@ from runtime.errors import RequestError
 from runtime.request.field_spec import nested
 from runtime.request.validation import refuse
 from runtime.server.admin import protocol as api
-from runtime.server.openapi import error_docs, json_route, response_doc
 from runtime.server.serving.context import Context, ServerContext
 from runtime.server.serving.handler import json_response
+from runtime.server.serving.routes import error_docs, json_route, response_doc
 
 router = APIRouter()
 _state = partial(router.get, tags=["State"])
@@ -41,7 +41,7 @@ async def startup(context: Context) -> Response:
     """Progress of the start: 503 with phase and bytes until the model is loaded, then 200 with commit and adapters."""
     if context.tokenizer is not None and (info := context.engine_client.info) is not None:
         revision = {"model_revision": info.model_revision} if info.model_revision else {}
-        adapters = context.adapters.status()
+        adapters = context.engine_client.adapters.status()
         return json_response({"status": "started", **revision, **({"adapters": adapters} if adapters else {})})
     phase, done, total = context.engine_client.progress()
     percent = round(100 * done / total, 1) if total else 0.0
@@ -67,7 +67,7 @@ async def metrics(context: Context) -> Response:
 @_models("/v1/models", summary="List models and adapters", **response_doc(api.ModelList, 401, 403, 503))
 async def models(context: Context) -> Response:
     """Lists the names of the model, and the adapters."""
-    names = [*context.names, *context.adapters.available]
+    names = [*context.names, *context.engine_client.adapters.available]
     return json_response(api.ModelList(object="list", data=[_model(context, name) for name in names]))
 
 
@@ -100,7 +100,7 @@ def _model(context: ServerContext, name: str) -> api.Model:
         },
     }
     if name not in context.names:
-        found["parent"], found["root"] = context.names[0], context.adapters.entries[name].uri
+        found["parent"], found["root"] = context.names[0], context.engine_client.adapters.entries[name].uri
     return found
 
 

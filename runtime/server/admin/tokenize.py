@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from runtime.request.validation import refuse
 from runtime.server.admin.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
-from runtime.server.openapi import json_route, response_doc
 from runtime.server.serving.context import Context, ServerContext
 from runtime.server.serving.handler import json_response
-from runtime.server.serving.tools import parse_tools
+from runtime.server.serving.routes import json_route, response_doc
+from runtime.server.serving.tools import ChatContext, Choice, offered_tools, select_tools
 
 router = APIRouter(tags=["Tokens"])
 MAX_EACH = 4096  # tokens with `return_bytes`
@@ -24,7 +24,8 @@ async def tokenize(context: ServerContext, request: Request, body: TokenizeReque
     loaded = context.require()
     body.check_input(body.prompt)
     if body.messages is not None:
-        _, (ids,) = await context.encode_chat(request, loaded, parse_tools(body.tools, None, None), body.to_chat())
+        tools = select_tools(offered_tools(body.tools), Choice(), single_call=False)
+        ids = await ChatContext(context.config, *loaded, tools).prompt(request, context.preprocessor, body.to_chat())
     else:
         ids = await context.preprocessor.encode(
             request,

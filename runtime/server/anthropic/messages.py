@@ -11,10 +11,12 @@ from starlette.requests import Request
 from runtime.errors import RequestError
 from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.server.anthropic import protocol
-from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.serving.context import ServerContext
-from runtime.server.serving.handler import ServingHandler, anthropic_error, format_warning, named_event
+from runtime.server.serving.handler import ServingHandler, format_warning, named_event
 from runtime.server.serving.job import GenerationJob, OutputDelta
+from runtime.server.serving.routes import RawBodyRoute, json_route
+from runtime.server.serving.specs import Generation
+from runtime.server.serving.tools import ChatContext
 
 router = APIRouter(route_class=RawBodyRoute, tags=["Anthropic"])
 
@@ -23,7 +25,8 @@ router = APIRouter(route_class=RawBodyRoute, tags=["Anthropic"])
 async def count_tokens(context: ServerContext, request: Request, body: protocol.CountRequest) -> protocol.TokenCount:
     """Counts the prompt tokens of a conversation, including the chat template."""
     context.model_name(body.model)
-    _, (ids,) = await context.encode_chat(request, context.require(), body.tool_config(), body.to_chat())
+    chat = ChatContext(context.config, *context.require(), body.tool_config())
+    ids = await chat.prompt(request, context.preprocessor, body.to_chat())
     return {"input_tokens": len(ids)}
 
 
@@ -63,7 +66,7 @@ class MessagesHandler(ServingHandler):
         return data + delta + named_event("message_stop")
 
     def on_error(self, error: RequestError) -> bytes:
-        return named_event("error", error=anthropic_error(error)["error"])
+        return named_event("error", error=protocol.error_object(error)["error"])
 
     def _start(self) -> bytes:
         """Returns the first event once the number of cached prompt tokens is known."""
@@ -142,8 +145,7 @@ class MessagesHandler(ServingHandler):
 @json_route(router, "/v1/messages", "Create a message", error=protocol.MessagesError)
 async def messages(context: ServerContext, request: Request, body: protocol.MessagesRequest) -> MessagesHandler:
     """Creates a message in response to a conversation."""
-    inputs = context.begin(request, body, "msg_")
+    generation = Generation(context, request, body, "msg_")
     body.check_conflicts()
-    tools, chat = body.tool_config(), body.to_chat()
-    inputs.chat, inputs.prompts = await context.encode_chat(request, inputs.loaded, tools, chat)
-    return MessagesHandler(await context.submit(inputs), inputs.model)
+    await generation.encode_chat(body.tool_config(), body.to_chat())
+    return MessagesHandler(await generation.submit(), generation.model)

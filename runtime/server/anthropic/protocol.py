@@ -10,9 +10,11 @@ from pydantic import Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from runtime.errors import RequestError
 from runtime.request.validation import refuse
-from runtime.server.openai import protocol as openai
-from runtime.server.serving.message_parts import is_parts, result_text
+from runtime.server.http_protocol.error_responses import ERROR_TYPES
+from runtime.server.serving import chat
+from runtime.server.serving.generation import Entries, ModelName, SingleChoiceRequest, TemplateArguments, check_unset
 from runtime.server.serving.request_body import (
     AnyOfUnion,
     Integer,
@@ -49,7 +51,7 @@ def _is_tool_block(kind: str) -> bool:
 
 def _content_arm(content: Any) -> str:
     """The arm of `Block.content`: results of server tools have forms of their own."""
-    if not is_parts(content):
+    if not chat.is_parts(content):
         return "str" if isinstance(content, str) else "any"
     kinds = [part["type"] for part in content]
     own = any(isinstance(kind, str) and kind.endswith(("_result", "_error", "_output")) for kind in kinds)
@@ -91,7 +93,7 @@ class Block(RequestModel):
     def _is_known(self) -> Block:
         if self.unsupported_kind() is not None:
             return self
-        openai.check_kind(self, self.type, _REQUIRED_FIELDS, "blocks")
+        chat.check_kind(self, self.type, _REQUIRED_FIELDS, "blocks")
         if self.as_text() is None:
             details = {"noun": self.type.replace("_", " ") + "s"}
             raise PydanticCustomError("not_built", "{noun} other than text are not supported; send their text", details)
@@ -120,7 +122,7 @@ class Block(RequestModel):
         content = self.content
         if isinstance(content, list) and all(isinstance(block, Block) for block in content):
             return "".join(_texts(content, path, has_documents=True))
-        return result_text(content)
+        return chat.result_text(content)
 
 
 def _joined_texts(content: Any) -> str | None:
@@ -206,9 +208,9 @@ class MessagesToolChoice(RequestModel):
 class CountRequest(RequestModel):
     """A conversation whose tokens are counted."""
 
-    model: openai.ModelName = None
+    model: ModelName = None
     messages: MessageList[InputMessage] = api_field(
-        "messages of the chat; a last message of the assistant is continued", openai.EXAMPLE_CHAT
+        "messages of the chat; a last message of the assistant is continued", chat.EXAMPLE_CHAT
     )
     system: BlockText | None = optional("system prompt: text, or a list of blocks", "You are terse.")
     tools: ToolList[MessagesTool] | None = optional(
@@ -220,7 +222,7 @@ class CountRequest(RequestModel):
     output_format: Any = optional(
         "earlier name of `output_config.format`", {"type": "json_schema", "schema": {"type": "object"}}
     )
-    chat_template_kwargs: openai.TemplateArguments = None
+    chat_template_kwargs: TemplateArguments = None
     cache_control: Any = optional("ignored; every prefix is cached", None)
     speed: str | None = ignored_field("standard")
 
@@ -238,12 +240,12 @@ class CountRequest(RequestModel):
         single_call = choice.disable_parallel_tool_use is True
         return select_tools(tools, Choice(_CHOICES[choice.type], named), single_call=single_call)
 
-    def to_chat(self) -> openai.ChatPrompt:
+    def to_chat(self) -> chat.ChatPrompt:
         """Returns the chat of system prompt and turns. A last turn of the assistant is continued.
 
         Raises RequestError for blocks that their turn cannot have, or a turn that cannot be continued.
         """
-        made = openai.Conversation("tool_use_id")
+        made = chat.Conversation("tool_use_id")
         if self.system is not None:
             # Claude Code's billing line differs per request, so that nothing after it could be in the prefix cache
             texts = (_BILLING.sub("", text) for text in _texts(self.system, "system"))
@@ -256,11 +258,9 @@ class CountRequest(RequestModel):
                 _add_input(made, message, path)
         thinks = None if self.thinking is None else self.thinking.type != "disabled"
         effort = None if self.output_config is None else self.output_config.effort
-        variables = openai.template_variables(
-            self.chat_template_kwargs, enable_thinking=thinks, reasoning_effort=effort
-        )
+        variables = chat.template_variables(self.chat_template_kwargs, enable_thinking=thinks, reasoning_effort=effort)
         messages = made.to_template()
-        return openai.ChatPrompt(messages, variables, self._continues(messages))
+        return chat.ChatPrompt(messages, variables, self._continues(messages))
 
     def _continues(self, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the answer continues the last turn, an assistant's. Raises RequestError if it cannot."""
@@ -270,14 +270,14 @@ class CountRequest(RequestModel):
             raise refuse("messages", "has no text, call or result that the server supports; add one")
         if self.messages[-1].role != "assistant" or messages[-1]["role"] != "assistant":
             return False
-        openai.check_continued(messages[-1], f"messages[{len(self.messages) - 1}]")
+        chat.check_continued(messages[-1], f"messages[{len(self.messages) - 1}]")
         return True
 
 
-class MessagesRequest(CountRequest, openai.SingleChoiceRequest):
+class MessagesRequest(CountRequest, SingleChoiceRequest):
     max_tokens: Integer | None = optional("maximum output tokens; default: the rest of max_model_len", 64)
     stop_sequences: list[str] | None = optional("stop strings; the output ends before the first one", ["\n\n"])
-    metadata: openai.Entries | None = ignored_field({"user_id": "someone"})
+    metadata: Entries | None = ignored_field({"user_id": "someone"})
     service_tier: str | None = ignored_field("auto")
     inference_geo: str | None = ignored_field("eu")
     response_format: Annotated[Any, UnsupportedField(why="is not supported; use output_config.format")] = None
@@ -304,7 +304,7 @@ class MessagesRequest(CountRequest, openai.SingleChoiceRequest):
         if self.output_format is not None and self.output_format != found:
             raise refuse("output_format", f"conflicts with {name}; send one of them")
         if self.stop_sequences is not None:
-            openai.check_unset(self, ["stop"], "is stop_sequences here; give that alone")
+            check_unset(self, ["stop"], "is stop_sequences here; give that alone")
 
     def set_fields(self) -> dict[str, Any]:
         return super().set_fields() | ({} if self.stop_sequences is None else {"stop": self.stop_sequences})
@@ -338,13 +338,13 @@ def _texts(content: str | Sequence[Block] | None, path: str, *, has_documents: b
     return [block.as_text() or "" for _, block in blocks]
 
 
-def _add_assistant(made: openai.Conversation, content: BlockText, path: str) -> None:
+def _add_assistant(made: chat.Conversation, content: BlockText, path: str) -> None:
     begins = True
     for at, block in _blocks(content, f"{path}.content"):
         match block.type:
             case "tool_use":
-                function = openai.Function(name=block.name or "", arguments=block.input or {})
-                made.assistant(at, call=openai.Call(id=block.id, type="function", function=function), begins=begins)
+                function = chat.Function(name=block.name or "", arguments=block.input or {})
+                made.assistant(at, call=chat.Call(id=block.id, type="function", function=function), begins=begins)
             case "thinking" | "redacted_thinking":  # redacted_thinking has no readable text
                 made.assistant(at, reasoning=block.thinking or "", begins=begins)
             case "text":
@@ -354,7 +354,7 @@ def _add_assistant(made: openai.Conversation, content: BlockText, path: str) -> 
         begins = False
 
 
-def _add_input(made: openai.Conversation, message: InputMessage, path: str) -> None:
+def _add_input(made: chat.Conversation, message: InputMessage, path: str) -> None:
     """Adds a message of the user or the system. Results of tools become separate messages in the same order."""
     texts: list[str] = []
     added = False
@@ -383,6 +383,14 @@ class MessagesError(TypedDict):
 
     type: Literal["error"]
     error: Annotated[MessagesErrorDetail, api_field("details")]
+
+
+_ERROR_TYPES = ERROR_TYPES | {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
+
+
+def error_object(error: RequestError) -> MessagesError:
+    kind = _ERROR_TYPES.get(error.status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 class TextBlock(TypedDict):

@@ -8,18 +8,18 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from runtime.server.openai import protocol as openai
-from runtime.server.serving.handler import ErrorResponse
+from runtime.server.http_protocol.error_responses import ErrorResponse
+from runtime.server.serving import chat, generation
 from runtime.server.serving.request_body import Integer, RequestModel, UnsupportedField, api_field, optional
 
 MAX_SEGMENTS = 1024
 
 
-class GenerateRequest(openai.GenerationRequest, openai.ChatFields):
+class GenerateRequest(generation.GenerationRequest, chat.ChatFields):
     """Either a prompt, continued as it is, or the messages of a chat."""
 
-    prompt: openai.Prompt | None = optional("prompt to continue: text or token ids", "Solve: 12 + 30.")
-    parse_special: openai.ParseSpecial = None
+    prompt: generation.Prompt | None = optional("prompt to continue: text or token ids", "Solve: 12 + 30.")
+    parse_special: generation.ParseSpecial = None
     n: Annotated[Any, UnsupportedField(1)] = None
     stream_mode: Literal["denoise", "block_append"] | None = optional(
         "events of a stream: `denoise`, the open blocks after each step; `block_append`, appended text", "denoise"
@@ -44,15 +44,15 @@ class Segment(RequestModel):
         return self
 
 
-class InfillRequest(openai.GenerationRequest):
+class InfillRequest(generation.GenerationRequest):
     text: str | None = optional("text with gaps: `<mask:8>` is a gap of eight tokens", "2, 4, <mask:2>8, 10")
     segments: Annotated[list[Segment], Field(max_length=MAX_SEGMENTS, fail_fast=True)] | None = optional(
         "sequence of texts and gaps, instead of `text`", [{"text": "2, 4, "}, {"mask": 2}, {"text": "8, 10"}]
     )
-    messages: openai.Messages | None = optional(
-        "messages of a chat; the text is the assistant's response", openai.EXAMPLE_CHAT
+    messages: chat.Messages | None = optional(
+        "messages of a chat; the text is the assistant's response", chat.EXAMPLE_CHAT
     )
-    chat_template_kwargs: openai.TemplateArguments = None
+    chat_template_kwargs: generation.TemplateArguments = None
     n: Annotated[Any, UnsupportedField(1)] = None
     stream_mode: Literal["denoise"] | None = optional("events of a stream: the open blocks after each step", "denoise")
 
@@ -74,7 +74,7 @@ class OwnTopLogprob(TypedDict):
 class OwnLogprob(OwnTopLogprob):
     """One of `token_ids`."""
 
-    top_logprobs: Annotated[list[OwnTopLogprob], openai.TOP_LOGPROBS]
+    top_logprobs: Annotated[list[OwnTopLogprob], generation.TOP_LOGPROBS]
 
 
 _NewLogprobs = Annotated[list[OwnLogprob], api_field("log-probabilities of the tokens of this text, if requested")]
@@ -83,8 +83,8 @@ _NewLogprobs = Annotated[list[OwnLogprob], api_field("log-probabilities of the t
 class _Answer(TypedDict):
     id: Annotated[str, api_field("id of this request")]
     nfe: Annotated[int, api_field("denoising steps of all blocks")]
-    usage: Annotated[openai.Usage, api_field("token counts")]
-    timings: Annotated[openai.Timings, api_field("seconds")]
+    usage: Annotated[generation.Usage, api_field("token counts")]
+    timings: Annotated[generation.Timings, api_field("seconds")]
 
 
 class GenerateAnswer(_Answer):
@@ -107,7 +107,7 @@ class GenerateFinal(GenerateAnswer):
     event: Literal["final"]
 
 
-class DenoiseEvent(openai.DenoiseStep):
+class DenoiseEvent(generation.DenoiseStep):
     """A step, with `stream_mode` `denoise`."""
 
     event: Literal["denoise"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 from fastapi import APIRouter
@@ -13,25 +15,26 @@ from runtime.errors import RequestError
 from runtime.request.output import append_event, denoise_event
 from runtime.request.validation import refuse
 from runtime.server.generate import protocol
-from runtime.server.openai.protocol import ChatPrompt, check_unset, template_messages
-from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.http_protocol.error_responses import error_object
+from runtime.server.serving.chat import ChatPrompt, template_messages
 from runtime.server.serving.context import ServerContext
-from runtime.server.serving.handler import ServingHandler, events, openai_error, prompt_warning
+from runtime.server.serving.generation import check_unset, parse_response_format
+from runtime.server.serving.handler import ServingHandler, events, prompt_warning
 from runtime.server.serving.job import GenerationJob, OutputDelta
-from runtime.server.serving.logprobs import GenerateLogprobStreamer
+from runtime.server.serving.logprobs import LogprobStreamer, TokenEntry, token_text
 from runtime.server.serving.preprocessor import context_length_error
-from runtime.server.serving.specs import GenerationInputs, parse_response_format
+from runtime.server.serving.routes import RawBodyRoute, json_route
+from runtime.server.serving.specs import Generation
 from runtime.server.serving.tools import NO_GRAMMAR_MESSAGE
 
 
 class GenerateEvents(ServingHandler):
     """Events of docs/guide/streaming.md."""
 
-    def __init__(self, job: GenerationJob, inputs: GenerationInputs) -> None:
+    def __init__(self, job: GenerationJob, generation: Generation) -> None:
         super().__init__(job)
-        self._info, self._tokenizer = inputs.loaded
-        self._special_text = inputs.special_text
-        self._make = denoise_event if inputs.stream_mode == "denoise" else append_event
+        self._tokenizer = generation.loaded[1]
+        self._make = denoise_event if generation.stream_mode == "denoise" else append_event
 
     def event_fields(self, update: OutputDelta) -> dict[str, Any] | None:
         """Returns the fields of the event of a step; None without an event."""
@@ -45,11 +48,21 @@ class GenerateEvents(ServingHandler):
         return events({"event": "final", **self.full_response()})
 
     def on_error(self, error: RequestError) -> bytes:
-        return events({"event": "error", "id": self.job.id, **openai_error(error)})
+        return events({"event": "error", "id": self.job.id, **error_object(error)})
 
 
 router = APIRouter(route_class=RawBodyRoute, tags=["Denoising"])
 DEFAULT_MAX_TOKENS = 512
+
+
+class GenerateLogprobStreamer(LogprobStreamer):
+    """An entry per token id. The full response repeats the entries of the stream."""
+
+    def entries(self) -> Sequence[TokenEntry]:
+        return [(entry, 0) for entry in self._choice.token_logprobs or ()]
+
+    def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
+        return {"id": token, "token": token_text(self._pieces(token)), "logprob": logprob}
 
 
 class _Logprobs(TypedDict, total=False):
@@ -61,9 +74,10 @@ class GenerateHandler(GenerateEvents):
 
     event_types = (protocol.DenoiseEvent, protocol.AppendEvent, protocol.GenerateFinal, protocol.ErrorEvent)
 
-    def __init__(self, job: GenerationJob, inputs: GenerationInputs, text: str | None) -> None:
-        super().__init__(job, inputs)
+    def __init__(self, job: GenerationJob, generation: Generation, text: str | None) -> None:
+        super().__init__(job, generation)
         self._text = text
+        self._warning = partial(prompt_warning, *generation.loaded, generation.special_text)
         self._logprobs = GenerateLogprobStreamer(job.choices[0], self._tokenizer.byte_decoder)
         self._full_logprobs: _Logprobs = {}
 
@@ -93,7 +107,7 @@ class GenerateHandler(GenerateEvents):
             "full_token_ids": ids + choice.token_ids,
             "usage": self.job.usage(),
             "timings": self.job.timings(),
-            **prompt_warning(self.job.choices, self._info, self._tokenizer, self._special_text),
+            **self._warning(self.job.choices),
         }
 
 
@@ -105,18 +119,18 @@ _LENGTH_FIELDS = ("max_tokens", "stop", "stop_token_ids", "ignore_eos", "max_nfe
 
 
 async def _tokenize_segments(
-    context: ServerContext, inputs: GenerationInputs, body: protocol.InfillRequest
+    context: ServerContext, generation: Generation, body: protocol.InfillRequest
 ) -> tuple[list[str | int], list[tuple[int, int]]]:
-    """Sets prompts, `max_tokens` and pinned tokens of `inputs` from the tokens around the gaps. Raises RequestError.
+    """Sets prompts, `max_tokens` and pinned tokens of a request from the tokens around the gaps. Raises RequestError.
 
     Returns texts and lengths of gaps in order; and, by offset in the completion, the first token of each gap and the
     first one after it.
     """
     segments, param = _segments(body)
-    request, info = inputs.request, inputs.loaded[0]
+    request, info = generation.request, generation.loaded[0]
     if body.messages is not None:
         chat = ChatPrompt(template_messages(body.messages), body.chat_template_kwargs or {})
-        ids = await context.preprocessor.encode_chat(request, inputs.loaded, chat)
+        ids = await context.preprocessor.encode_chat(request, chat)
     else:
         check_unset(body, ["chat_template_kwargs"], "only with messages; leave it out")
         ids = info.with_bos([])
@@ -137,8 +151,8 @@ async def _tokenize_segments(
             ids += next(pieces)
     if not ids:
         raise refuse(param, "begins with a hole; give a text before it, or messages")
-    inputs.prompts, inputs.max_tokens = [ids], len(after)
-    inputs.pinned_tokens = {i: token for i, token in enumerate(after) if token is not None}
+    generation.prompts, generation.max_tokens = [ids], len(after)
+    generation.pinned_tokens = {i: token for i, token in enumerate(after) if token is not None}
     return segments, holes
 
 
@@ -170,10 +184,10 @@ class InfillHandler(GenerateEvents):
     event_types = (protocol.DenoiseEvent, protocol.InfillFinal, protocol.ErrorEvent)
 
     def __init__(
-        self, job: GenerationJob, inputs: GenerationInputs, segments: list[str | int], holes: list[tuple[int, int]]
+        self, job: GenerationJob, generation: Generation, segments: list[str | int], holes: list[tuple[int, int]]
     ) -> None:
-        super().__init__(job, inputs)
-        self._model, self._segments, self._holes = inputs.model, segments, holes
+        super().__init__(job, generation)
+        self._model, self._segments, self._holes = generation.model, segments, holes
 
     def full_response(self) -> protocol.InfillAnswer:
         choice = self.job.choices[0]
@@ -196,28 +210,25 @@ class InfillHandler(GenerateEvents):
 @json_route(router, "/generate", "Complete a prompt or a chat")
 async def generate(context: ServerContext, request: Request, body: protocol.GenerateRequest) -> GenerateHandler:
     """Completes a prompt (text or token ids) or responds to a chat."""
-    inputs = context.begin(request, body, "gen-")
-    inputs.default_max_tokens = DEFAULT_MAX_TOKENS
+    generation = Generation(context, request, body, "gen-")
+    generation.default_max_tokens = DEFAULT_MAX_TOKENS
     body.check_input(body.prompt)
     if body.prompt is not None:
-        parse_special = body.parse_special is True
-        inputs.prompts = await context.preprocessor.encode_each(request, [body.prompt], parse_special=parse_special)
-        if isinstance(body.prompt, str) and not parse_special:
-            inputs.special_text = await context.preprocessor.find_special_text(request, [body.prompt])
+        await generation.encode_prompts([body.prompt], parse_special=body.parse_special is True)
     else:
         chat = body.to_chat()
-        inputs.continued = chat.continued
-        inputs.prompts = [await context.preprocessor.encode_chat(request, inputs.loaded, chat)]
+        generation.continued = chat.continued
+        generation.prompts = [await context.preprocessor.encode_chat(request, chat)]
         requested, name = parse_response_format(body)
         if chat.continued and requested is not None:
             raise refuse(name, NO_GRAMMAR_MESSAGE)
-    return GenerateHandler(await context.submit(inputs), inputs, body.prompt if isinstance(body.prompt, str) else None)
+    return GenerateHandler(await generation.submit(), generation, body.prompt if isinstance(body.prompt, str) else None)
 
 
 @json_route(router, "/v1/infill", "Fill gaps in a text")
 async def infill(context: ServerContext, request: Request, body: protocol.InfillRequest) -> InfillHandler:
     """Fills gaps in a text: ``<mask:8>`` is a gap of eight tokens."""
-    inputs = context.begin(request, body, "infill-")
+    generation = Generation(context, request, body, "infill-")
     check_unset(body, _LENGTH_FIELDS, "the holes determine the length of the output; leave it out")
-    segments, holes = await _tokenize_segments(context, inputs, body)
-    return InfillHandler(await context.submit(inputs), inputs, segments, holes)
+    segments, holes = await _tokenize_segments(context, generation, body)
+    return InfillHandler(await generation.submit(), generation, segments, holes)

@@ -1,12 +1,67 @@
-"""Error responses of the HTTP protocol itself, for requests that never reach the application."""
+"""Error responses: their JSON and headers, and those of the HTTP protocol itself.
+
+The latter are for requests that never reach the application.
+"""
 
 from __future__ import annotations
 
 import http
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import Field
+from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from runtime.errors import RequestError
+from runtime.server.http_protocol.content_encoding import DECODERS
 from runtime.server.http_protocol.limits import Limits
-from runtime.server.serving.handler import error_response
+
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+RETRY_AFTER_SECONDS = 1  # for a full queue (429) and a server without backend (503)
+_HEADERS: dict[int, dict[str, str]] = {  # per status
+    401: {"WWW-Authenticate": "Bearer"},
+    405: {"Allow": "GET, POST"},  # for CONNECT, which has no route; for routes the framework sets Allow
+    415: {"Accept-Encoding": ", ".join(DECODERS)},
+    **{status: {"Retry-After": str(RETRY_AFTER_SECONDS)} for status in (429, 503)},
+}
+
+
+class ErrorDetail(TypedDict):
+    message: Annotated[str, Field(description="what is wrong, and the fix")]
+    type: Annotated[str, Field(description="type of the error, by status")]
+    param: Annotated[str | None, Field(description="name of the invalid field, if any")]
+    code: Annotated[str | None, Field(description="stable error code, if any")]
+
+
+class ErrorResponse(TypedDict):
+    """An error of all routes but `/v1/messages`."""
+
+    error: Annotated[ErrorDetail, Field(description="details")]
+
+
+def error_object(error: RequestError) -> ErrorResponse:
+    kind = ERROR_TYPES.get(error.status, "invalid_request_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def error_response(
+    error: RequestError,
+    headers: Mapping[str, str] | None = None,
+    make_object: Callable[[RequestError], Any] = error_object,
+) -> Response:
+    """Returns an error response. `make_object` returns its JSON object, whose form depends on the API."""
+    headers = {**_HEADERS.get(error.status, {}), **(headers or {})}
+    return Response(msgspec.json.encode(make_object(error)), error.status, headers, media_type="application/json")
 
 
 class HttpRejection(RequestError):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.server.middleware.auth import OPEN_PATHS
-
+OPEN_PATHS = frozenset({"/health", "/ready", "/startup", "/metrics"})  # probes and scrapers have no key
 BACKLOG = 2048  # connections that the kernel holds until they are accepted
 DEFAULT_MAX_CONNECTIONS = 4096  # without --max-connections, if the limit of open files allows it
 PROBE_SLOTS = 32  # connections beyond the limit, for probes of a full server

@@ -9,7 +9,6 @@ import socket
 from runtime.distributed.address import endpoint, without_brackets
 from runtime.errors import ConfigError
 from runtime.server.http_protocol.limits import BACKLOG, Limits
-from runtime.server.middleware.auth import parse_address
 
 # Errors of a host without the address family: its kernel lacks it, or no interface has it.
 _NO_FAMILY = frozenset({errno.EAFNOSUPPORT, errno.EPFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EADDRNOTAVAIL})
@@ -68,6 +67,12 @@ def describe(listener: socket.socket) -> str:
 def is_reachable(listener: socket.socket) -> bool:
     """Whether other machines may reach the listener: it is not bound to a loopback address."""
     return not parse_address(listener.getsockname()[0]).is_loopback
+
+
+def parse_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Parses an IP address. An IPv4-mapped IPv6 address becomes its IPv4 address. Raises ValueError."""
+    parsed = ipaddress.ip_address(address)
+    return getattr(parsed, "ipv4_mapped", None) or parsed
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:

@@ -11,7 +11,6 @@ loopback address (DNS rebinding) can also read the responses. Other clients send
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import logging
 import secrets
 import threading
@@ -21,15 +20,14 @@ from hashlib import sha256
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.types import Scope
 
 from runtime.config.api_keys import SETTLE_SECONDS, Stamp, key_file_stamp, read_key_file
 from runtime.errors import ConfigError, RequestError
+from runtime.server.http_protocol.limits import OPEN_PATHS
+from runtime.server.http_protocol.listener import parse_address
 
 log = logging.getLogger("unmask.keys")
-
-OPEN_PATHS = frozenset({"/health", "/ready", "/startup", "/metrics"})  # probes and scrapers have no key
 
 
 class ApiKeys:
@@ -45,11 +43,6 @@ class ApiKeys:
         self._ids = _ids((*static, *in_file))
         self._seen: Stamp | str | None = "never"  # stamp of the file in the last read
         self._taken: Stamp | str | None = "never"  # stamp of the content that was last used or rejected
-
-    @property
-    def required(self) -> bool:
-        """Whether requests need a key. With an empty file all requests are rejected."""
-        return self.file is not None or bool(self._static)
 
     def check(self, authorization: bytes | None, api_key: bytes | None = None) -> str:
         """Returns a public id of the key; "" if the server has only one key.
@@ -116,11 +109,6 @@ class ApiKeys:
         else:
             effect = "only keys of --api-key are accepted" if self._static else "all requests are rejected (401)"
             log.warning("--api-key-file %s has no valid key: %s. Add a key to the file", self.file, effect)
-
-
-def api_key_id(request: Request) -> str:
-    """Returns the public id of the key of a request; "" on a server without keys."""
-    return getattr(request.state, "api_key_id", "")
 
 
 _SECRET = secrets.token_bytes(32)
@@ -214,12 +202,6 @@ def is_loopback(host: str) -> bool:
         return parse_address(host).is_loopback
     except ValueError:
         return False
-
-
-def parse_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Parses an IP address. An IPv4-mapped IPv6 address becomes its IPv4 address. Raises ValueError."""
-    parsed = ipaddress.ip_address(address)
-    return getattr(parsed, "ipv4_mapped", None) or parsed
 
 
 def is_own(origin: str, host: str) -> bool:

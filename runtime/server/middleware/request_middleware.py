@@ -7,22 +7,24 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.errors import RequestError
 from runtime.server.admin.docs import STATE_PATH, pages
+from runtime.server.anthropic.protocol import error_object as messages_error
+from runtime.server.http_protocol.error_responses import error_object, error_response
+from runtime.server.http_protocol.limits import OPEN_PATHS
 from runtime.server.logs import redacted
-from runtime.server.middleware.auth import OPEN_PATHS, OriginPolicy
-from runtime.server.serving.handler import error_response
+from runtime.server.middleware.auth import ApiKeys, OriginPolicy
+from runtime.server.middleware.tracing import Tracing
+from runtime.server.serving.context import ServerContext
+from runtime.server.serving.job import GenerationJob
 from runtime.server.serving.request_body import ClientGone
-
-if TYPE_CHECKING:
-    from runtime.server.serving.context import ServerContext
-    from runtime.server.serving.handler import RouteHandler
-    from runtime.server.serving.job import GenerationJob
+from runtime.server.serving.routes import RouteHandler
 
 log = logging.getLogger("unmask.http")
 access_log = logging.getLogger("unmask.access")
@@ -41,21 +43,21 @@ class RequestMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, context: ServerContext, fast_routes: Mapping[tuple[str, str], RouteHandler]
-    ) -> None:
-        self.app = app
-        self.context = context
+        self, app: ASGIApp, context: ServerContext, keys: ApiKeys, tracer: Tracing | None,
+        fast_routes: Mapping[tuple[str, str], RouteHandler],
+    ) -> None:  # fmt: skip
+        self.app, self.context, self.keys, self.tracer = app, context, keys, tracer
         self.fast_routes = fast_routes
         self.open = OPEN_PATHS | pages().keys() | {STATE_PATH}
         config = context.config
+        self.requires_key = config.requires_key
         self.origins = OriginPolicy(config.host, config.cors_allow_origins, config.allowed_hosts, pages().keys())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self.context  # the scope is always "http": `HttpServer` has no lifespan events and no websockets
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        sent_id = headers.get(b"x-request-id")
-        valid = sent_id is None or _REQUEST_ID.fullmatch(sent_id) is not None
-        request_id = sent_id if sent_id and valid else uuid.uuid4().hex.encode()
+        sent_id = headers.get(b"x-request-id", b"")
+        request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else uuid.uuid4().hex.encode()
 
         state = scope.setdefault("state", {})
         if "//" in scope["path"]:  # of clients that append a path to a base URL that ends with a slash
@@ -85,14 +87,7 @@ class RequestMiddleware:
 
         context.in_flight += 1
         try:
-            if not valid:
-                raise RequestError(
-                    "X-Request-Id: must be 1 to 128 printable ASCII characters without spaces", param="X-Request-Id"
-                )
-            if not context.keys.required:
-                self.origins.check(scope)
-            elif scope["path"] not in self.open:
-                state["api_key_id"] = context.keys.check(headers.get(b"authorization"), headers.get(b"x-api-key"))
+            self._admit(scope, headers)
             route = self.fast_routes.get((scope["method"], scope["path"]))
             if route is None:
                 await self.app(_without_parameters(scope), receive, send_marked)
@@ -105,7 +100,7 @@ class RequestMiddleware:
                 state["client_gone"] = True
             else:
                 state["refusal"] = redacted(error)
-            await error_response(error, scope["path"])(scope, receive, send_marked)
+            await error_response_for(scope["path"], error)(scope, receive, send_marked)
         except Exception:
             shown_id = request_id.decode()
             log.exception("request %s failed with an internal error; report it with this traceback", shown_id)
@@ -113,7 +108,7 @@ class RequestMiddleware:
                 raise  # the connection is closed in the middle of the answer
             message = f"internal server error; the server log has details under request id {shown_id}"
             failure = RequestError(message, status=500, code="internal_error")
-            await error_response(failure, scope["path"])(scope, receive, send_marked)
+            await error_response_for(scope["path"], failure)(scope, receive, send_marked)
         finally:
             context.in_flight -= 1
             seconds = time.monotonic() - arrived
@@ -122,8 +117,28 @@ class RequestMiddleware:
                     await job.receive_aborted()
             finally:  # also if the server cancels this task meanwhile
                 log_request(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)
-            if context.tracing is not None and (scope["method"], scope["path"]) in self.fast_routes and status != 401:
-                context.tracing.record(scope, request_id.decode(), context.names[0], status, arrived)
+            if self.tracer is not None and (scope["method"], scope["path"]) in self.fast_routes and status != 401:
+                self.tracer.record(scope, request_id.decode(), context.names[0], status, arrived)
+
+    def _admit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        """Raises RequestError for an invalid id, a page of another origin, or a missing or invalid key."""
+        if not _REQUEST_ID.fullmatch(headers.get(b"x-request-id", b"-")):
+            message = "X-Request-Id: must be 1 to 128 printable ASCII characters without spaces"
+            raise RequestError(message, param="X-Request-Id")
+        if not self.requires_key:
+            self.origins.check(scope)
+        elif scope["path"] not in self.open:
+            key_id = self.keys.check(headers.get(b"authorization"), headers.get(b"x-api-key"))
+            scope["state"]["api_key_id"] = key_id
+
+
+_MESSAGES = "/v1/messages"  # the route, and those below it
+
+
+def error_response_for(path: str, error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
+    """Returns an error response in the form of the API that `path` belongs to."""
+    is_messages = path == _MESSAGES or path.startswith(_MESSAGES + "/")
+    return error_response(error, headers, messages_error if is_messages else error_object)
 
 
 def _without_parameters(scope: Scope) -> Scope:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
@@ -13,14 +14,15 @@ from runtime.errors import RequestError
 from runtime.parsers.chat_output import ChatOutputParser
 from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.request.output import CompletionState, denoise_fields
+from runtime.server.http_protocol.error_responses import ErrorResponse, error_object
 from runtime.server.openai import protocol
-from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.openai.logprobs import ChatLogprobStreamer
 from runtime.server.serving.context import ServerContext
-from runtime.server.serving.handler import ErrorResponse, ServingHandler, events, format_warning, openai_error
+from runtime.server.serving.handler import ServingHandler, events, format_warning, prompt_warning
 from runtime.server.serving.job import GenerationJob, OutputDelta
-from runtime.server.serving.logprobs import ChatLogprobStreamer, LogprobStreamer
-from runtime.server.serving.specs import GenerationInputs
-from runtime.server.serving.tools import check_legacy_functions, parse_tools
+from runtime.server.serving.logprobs import LogprobStreamer
+from runtime.server.serving.routes import RawBodyRoute, json_route
+from runtime.server.serving.specs import Generation
 
 
 class OpenAIHandler(ServingHandler):
@@ -29,28 +31,27 @@ class OpenAIHandler(ServingHandler):
     chunk_object: ClassVar[str]
     logprob_streamer: ClassVar[type[LogprobStreamer]]
 
-    def __init__(self, job: GenerationJob, body: protocol.OpenAIRequest, inputs: GenerationInputs) -> None:
+    def __init__(self, job: GenerationJob, body: protocol.OpenAIRequest, generation: Generation) -> None:
         """The body is not kept."""
         super().__init__(job)
-        self._info, self._tokenizer = inputs.loaded
-        self._special_text = inputs.special_text
-        self._echo = inputs.echo
-        options = body.stream_options
-        self._include_usage = options is not None and bool(options.include_usage)
-        self._continuous_usage = self._include_usage and bool(options and options.continuous_usage_stats)
-        self._denoise = inputs.stream_mode == "denoise"  # a chunk per step
-        self._head: protocol.ResponseHead = {"id": job.id, "created": int(time.time()), "model": inputs.model}
+        self._warning = partial(prompt_warning, *generation.loaded, generation.special_text)
+        self._echo = generation.echo
+        options = body.stream_options or protocol.StreamOptions()
+        self._include_usage = bool(options.include_usage)
+        self._continuous_usage = self._include_usage and bool(options.continuous_usage_stats)
+        self._denoise = generation.stream_mode == "denoise"  # a chunk per step
+        self._head: protocol.ResponseHead = {"id": job.id, "created": int(time.time()), "model": generation.model}
         self._base: dict[str, Any] = {**self._head, "object": self.chunk_object}
         if self._include_usage:
             self._base["usage"] = None  # all chunks but the last, as OpenAI has it
         self._streamers: Sequence[LogprobStreamer] = ()  # of all completions, if log-probabilities are requested
         if any(choice.spec.logprobs is not None for choice in job.choices):
-            pieces = self._tokenizer.byte_decoder
-            self._streamers = [self.logprob_streamer(choice, pieces, inputs.echo) for choice in job.choices]
-        self._full_logprobs: list[Any] = []
+            pieces = generation.loaded[1].byte_decoder
+            self._streamers = [self.logprob_streamer(choice, pieces, generation.echo) for choice in job.choices]
+        self._full_logprobs: list[Any] = [None] * len(job.choices)
 
     async def finalize(self) -> None:
-        if not self.job.streamed:
+        if self._streamers and not self.job.streamed:
             self._full_logprobs = [await streamer.full() for streamer in self._streamers]
 
     def chunk(
@@ -74,7 +75,7 @@ class OpenAIHandler(ServingHandler):
         return events({**self._base, "choices": [], "usage": self.job.usage()}) if self._include_usage else b""
 
     def on_error(self, error: RequestError) -> bytes:
-        return events(openai_error(error))
+        return events(error_object(error))
 
 
 def assistant_message(choice: CompletionState) -> protocol.AnswerMessage:
@@ -120,7 +121,7 @@ class ChatHandler(OpenAIHandler):
             {
                 "index": choice.index,
                 "message": assistant_message(choice),
-                "logprobs": self._full_logprobs[choice.index] if self._full_logprobs else None,
+                "logprobs": self._full_logprobs[choice.index],
                 "finish_reason": choice.openai_reason,
             }
             for choice in self.job.choices
@@ -157,12 +158,9 @@ class ChatHandler(OpenAIHandler):
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 
 
-@json_route(router, "/v1/chat/completions", "Create a chat completion")
+@json_route(router, "/v1/chat/completions", "Create a chat completion", short="/chat/completions")
 async def chat_completions(context: ServerContext, request: Request, body: protocol.ChatRequest) -> ChatHandler:
     """Creates a chat completion."""
-    inputs = context.begin(request, body, "chatcmpl-")
-    check_legacy_functions(body.functions, body.function_call)
-    tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    chat = body.to_chat(**protocol.effort_variables(body.reasoning_effort))
-    inputs.chat, inputs.prompts = await context.encode_chat(request, inputs.loaded, tools, chat)
-    return ChatHandler(await context.submit(inputs), body, inputs)
+    generation = Generation(context, request, body, "chatcmpl-")
+    await generation.encode_chat(body.tool_config(), body.to_chat())
+    return ChatHandler(await generation.submit(), body, generation)

@@ -10,14 +10,16 @@ from starlette.requests import Request
 from runtime.request.output import CompletionState
 from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import integer, refuse
+from runtime.server.http_protocol.error_responses import ErrorResponse
 from runtime.server.openai import protocol
 from runtime.server.openai.chat import OpenAIHandler
-from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.openai.logprobs import CompletionLogprobStreamer, parse_echo
 from runtime.server.serving.context import ServerContext
-from runtime.server.serving.handler import ErrorResponse, events, prompt_warning
+from runtime.server.serving.generation import check_unset
+from runtime.server.serving.handler import events
 from runtime.server.serving.job import OutputDelta
-from runtime.server.serving.logprobs import CompletionLogprobStreamer, parse_echo
-from runtime.server.serving.specs import GenerationInputs
+from runtime.server.serving.routes import RawBodyRoute, json_route
+from runtime.server.serving.specs import Generation
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 MAX_PROMPTS = 1024
@@ -25,21 +27,21 @@ DEFAULT_GAP = 16  # default length of the output between prompt and suffix, as i
 
 
 async def _add_suffix(
-    context: ServerContext, inputs: GenerationInputs, body: protocol.CompletionRequest, suffix: str
+    context: ServerContext, generation: Generation, body: protocol.CompletionRequest, suffix: str
 ) -> None:
-    """Sets `max_tokens` and pinned tokens of `inputs` for the gap and the suffix after it. Raises RequestError."""
+    """Sets `max_tokens` and pinned tokens of `generation` for the gap and the suffix after it. Raises RequestError."""
     message = "cannot be combined with suffix, where max_tokens is the length of the output; leave it out"
-    protocol.check_unset(body, ["ignore_eos", "max_nfe", "max_repetition_run"], message)
-    request, info = inputs.request, inputs.loaded[0]
+    check_unset(body, ["ignore_eos", "max_nfe", "max_repetition_run"], message)
+    request, info = generation.request, generation.loaded[0]
     max_tokens = DEFAULT_GAP if body.max_tokens is None else integer("max_tokens", body.max_tokens, 1, MAX_COUNT)
-    requested = context.cap_max_tokens(request, max_tokens, info, "max_tokens")
-    free_tokens = info.max_model_len - max(map(len, inputs.prompts))
+    requested = context.limit_tokens(request, max_tokens, info, "max_tokens")
+    free_tokens = info.max_model_len - max(map(len, generation.prompts))
     (behind,) = await context.preprocessor.encode_pieces(
         request, [suffix], "suffix", free_tokens - 1, parse_special=body.parse_special is True
     )
     hole = min(requested, free_tokens - len(behind))  # like any output, at most the free tokens
-    inputs.max_tokens, inputs.text_limit = hole + len(behind), hole
-    inputs.pinned_tokens = {hole + i: token for i, token in enumerate(behind)} or None
+    generation.max_tokens, generation.text_limit = hole + len(behind), hole
+    generation.pinned_tokens = {hole + i: token for i, token in enumerate(behind)} or None
 
 
 def _list(prompt: Any) -> list[str | list[int]]:
@@ -64,12 +66,11 @@ class CompletionHandler(OpenAIHandler):
             "object": "text_completion",
             "choices": [self._choice(choice) for choice in self.job.choices],
             "usage": self.job.usage(),
-            **prompt_warning(self.job.choices, self._info, self._tokenizer, self._special_text),
+            **self._warning(self.job.choices),
         }
 
     def _choice(self, choice: CompletionState) -> protocol.CompletionChoice:
-        logprobs = self._full_logprobs[choice.index] if self._full_logprobs else None
-        text = self._echoed_text(choice) + (choice.text or "")
+        logprobs, text = self._full_logprobs[choice.index], self._echoed_text(choice) + (choice.text or "")
         return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.openai_reason}
 
     def _echoed_text(self, choice: CompletionState) -> str:
@@ -92,23 +93,19 @@ class CompletionHandler(OpenAIHandler):
         logprobs = self.take_logprobs(update)
         if not (update.text or reason or self._denoise or (logprobs and logprobs["tokens"])):
             return b""
-        warning = prompt_warning([choice], self._info, self._tokenizer, self._special_text) if reason else {}
+        warning = self._warning([choice]) if reason else {}
         return events(self.chunk(choice.index, reason, logprobs, {**self.step(update), **warning}, text=update.text))
 
 
-@json_route(router, "/v1/completions", "Complete prompts")
+@json_route(router, "/v1/completions", "Complete prompts", short="/completions")
 async def completions(context: ServerContext, request: Request, body: protocol.CompletionRequest) -> CompletionHandler:
     """Completes prompts."""
-    inputs = context.begin(request, body, "cmpl-")
+    generation = Generation(context, request, body, "cmpl-")
     prompts = _list(body.prompt)
-    inputs.echo = parse_echo(body, prompts)
-    parse_special = body.parse_special is True
-    inputs.prompts = await context.preprocessor.encode_each(request, prompts, parse_special=parse_special)
-    if not parse_special:
-        texts = [text for text in (*prompts, body.suffix) if isinstance(text, str)]
-        inputs.special_text = await context.preprocessor.find_special_text(request, texts)
+    generation.echo = parse_echo(body, prompts)
+    await generation.encode_prompts(prompts, parse_special=body.parse_special is True, suffix=body.suffix)
     if body.suffix:
-        await _add_suffix(context, inputs, body, body.suffix)
-    elif inputs.echo is not None and inputs.echo.silent:
-        inputs.max_tokens = 1
-    return CompletionHandler(await context.submit(inputs), body, inputs)
+        await _add_suffix(context, generation, body, body.suffix)
+    elif generation.echo is not None and generation.echo.silent:
+        generation.max_tokens = 1
+    return CompletionHandler(await generation.submit(), body, generation)

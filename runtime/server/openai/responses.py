@@ -13,10 +13,11 @@ from runtime.errors import RequestError
 from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.request.validation import refuse
 from runtime.server.openai import responses_protocol as protocol
-from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.serving.context import ServerContext
 from runtime.server.serving.handler import ServingHandler, format_warning, named_event
 from runtime.server.serving.job import GenerationJob, OutputDelta
+from runtime.server.serving.routes import RawBodyRoute, json_route
+from runtime.server.serving.specs import Generation
 from runtime.server.serving.tools import ToolConfig
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
@@ -190,16 +191,16 @@ class ResponsesHandler(ServingHandler):
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-@json_route(router, "/v1/responses", "Create a response")
+@json_route(router, "/v1/responses", "Create a response", short="/responses")
 async def responses(context: ServerContext, request: Request, body: protocol.ResponsesRequest) -> ResponsesHandler:
     """Creates a response to a conversation of items."""
-    inputs = context.begin(request, body, "resp_")
+    generation = Generation(context, request, body, "resp_")
     if body.max_output_tokens is not None and body.max_tokens is not None:
         raise refuse("max_tokens", "is max_output_tokens here; give that alone")
     tools = body.tool_config()
     try:
         chat = body.to_chat(tools.origins)
-        inputs.chat, inputs.prompts = await context.encode_chat(request, inputs.loaded, tools, chat)
+        await generation.encode_chat(tools, chat)
     except RequestError as error:
         raise error.renamed("messages", "input") from None
-    return ResponsesHandler(await context.submit(inputs), body, inputs.model, tools)
+    return ResponsesHandler(await generation.submit(), body, generation.model, tools)

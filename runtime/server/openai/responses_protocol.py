@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from runtime.request.validation import preview, refuse
-from runtime.server.openai import protocol as openai
-from runtime.server.serving import message_parts
+from runtime.server.openai.protocol import ObfuscationOptions, ToolChoice, Verbosity, parse_tool_choice
+from runtime.server.serving import chat, generation
 from runtime.server.serving.request_body import (
     MAX_TOOLS,
     AnyOfUnion,
@@ -27,14 +27,7 @@ from runtime.server.serving.request_body import (
     ignored_field,
     optional,
 )
-from runtime.server.serving.tools import (
-    FunctionDescription,
-    ToolChoice,
-    ToolConfig,
-    make_tool,
-    parse_tool_choice,
-    select_tools,
-)
+from runtime.server.serving.tools import FunctionDescription, ToolConfig, make_tool, select_tools
 
 _NOT_STORED = "is not supported, as responses are not stored; send the full conversation in input"
 _ENCRYPTED = "reasoning.encrypted_content"
@@ -62,23 +55,23 @@ _ARGUMENTS = {
 _RESULTS = frozenset({"function_call_output", *(f"{kind}_output" for kind in _ARGUMENTS)})
 
 
-class ItemPart(message_parts.Part):
+class ItemPart(chat.Part):
     """A piece of an item."""
 
     logprobs: Any = ignored_field([])
 
-    text_types: ClassVar[frozenset[str]] = message_parts.TEXT_TYPES | {"reasoning_text", "summary_text"}
+    text_types: ClassVar[frozenset[str]] = chat.TEXT_TYPES | {"reasoning_text", "summary_text"}
 
 
 class ResultPart(ItemPart):
     """A part of a tool's result. Images and files are ignored, because agents send them in every later request."""
 
-    ignored_types: ClassVar[frozenset[str]] = message_parts.ResultPart.ignored_types
+    ignored_types: ClassVar[frozenset[str]] = chat.ResultPart.ignored_types
 
 
 def _output_arm(output: Any) -> str:
     """The arm of `Item.output`: any JSON is a result."""
-    return "str" if isinstance(output, str) else "list" if message_parts.is_parts(output) else "any"
+    return "str" if isinstance(output, str) else "list" if chat.is_parts(output) else "any"
 
 
 _Output = Annotated[
@@ -156,7 +149,7 @@ class Item(RequestModel):
             )
         if self.unsupported_kind() is not None:
             return self
-        openai.check_kind(self, self.kind, _REQUIRED_FIELDS, "items")
+        chat.check_kind(self, self.kind, _REQUIRED_FIELDS, "items")
         if self.kind == "function_call" and not isinstance(self.arguments, str | None):
             raise PydanticCustomError("arguments_type", "function_call items have arguments that are text; give JSON")
         return self
@@ -169,9 +162,9 @@ class Item(RequestModel):
         output = self.output
         if isinstance(output, list) and all(isinstance(part, ItemPart) for part in output):
             return _text(output)
-        return message_parts.result_text(output)
+        return chat.result_text(output)
 
-    def call(self, names: Mapping[tuple[str, str], str]) -> openai.Call:
+    def call(self, names: Mapping[tuple[str, str], str]) -> chat.Call:
         """The call as a chat has it. `names`: functions of namespaces, as they are offered to the model."""
         call_id, name, arguments = self.call_id, self.name or "", self.arguments
         if self.kind == "function_call":
@@ -179,7 +172,7 @@ class Item(RequestModel):
         else:
             call_id, name = call_id or self.id, name or self.kind.removesuffix("_call")
             arguments = {field: getattr(self, field) for field in _ARGUMENTS[self.kind]}
-        return openai.Call(id=call_id, type="function", function=openai.Function(name=name, arguments=arguments))
+        return chat.Call(id=call_id, type="function", function=chat.Function(name=name, arguments=arguments))
 
 
 class AdditionalTools(Item):
@@ -210,7 +203,7 @@ class TextConfig(RequestModel):
     """The form of the answer's text."""
 
     format: Any = optional("`text`, `json_object`, or `json_schema` with a schema", {"type": "json_object"})
-    verbosity: openai.Verbosity = None
+    verbosity: Verbosity = None
 
 
 class Reasoning(RequestModel):
@@ -231,7 +224,7 @@ class _DefinedFunction(NamedTuple):
     namespace: ResponsesTool | None
 
 
-class ResponsesRequest(openai.SingleChoiceRequest):
+class ResponsesRequest(generation.SingleChoiceRequest):
     input: TextOrParts[InputItem] = api_field("text of the user, or the items of the conversation", "Solve: 12 + 30.")
     instructions: str | None = optional("system prompt", "You are terse.")
     max_output_tokens: Integer | None = optional("maximum output tokens; default: the rest of max_model_len", 64)
@@ -244,16 +237,16 @@ class ResponsesRequest(openai.SingleChoiceRequest):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = optional("allow several tool calls; default true", True)
     max_tool_calls: Integer | None = ignored_field(1)
-    chat_template_kwargs: openai.TemplateArguments = None
-    metadata: openai.Entries | None = optional("returned in the response", {"topic": "sums"})
+    chat_template_kwargs: generation.TemplateArguments = None
+    metadata: generation.Entries | None = optional("returned in the response", {"topic": "sums"})
     store: bool | None = optional("ignored; responses are not stored", False)
-    stream_options: openai.ObfuscationOptions | None = optional("options of the stream", {})
+    stream_options: ObfuscationOptions | None = optional("options of the stream", {})
     user: Identifier | None = optional("returned in the response", "someone")
     service_tier: str | None = ignored_field("auto")
     safety_identifier: Identifier | None = ignored_field("someone")
     prompt_cache_key: Identifier | None = optional("ignored; prefixes are cached without it", "sums")
     prompt_cache_retention: str | None = ignored_field("24h")
-    include: Annotated[list[str], Field(max_length=openai.MAX_ENTRIES, fail_fast=True)] | None = optional(
+    include: Annotated[list[str], Field(max_length=generation.MAX_ENTRIES, fail_fast=True)] | None = optional(
         f"`{_ENCRYPTED}`, which is ignored, and outputs of the hosted tools of the request", [_ENCRYPTED]
     )
     truncation: Literal["auto", "disabled"] | None = optional(
@@ -340,7 +333,7 @@ class ResponsesRequest(openai.SingleChoiceRequest):
             raise refuse(field, f"defines {len(found)} functions, those of namespaces included; at most {MAX_TOOLS}")
         return found
 
-    def to_chat(self, origins: Mapping[str, tuple[str, str]]) -> openai.ChatPrompt:
+    def to_chat(self, origins: Mapping[str, tuple[str, str]]) -> chat.ChatPrompt:
         """Returns the chat of instructions and items. Items of one answer become one message.
 
         Args:
@@ -350,9 +343,9 @@ class ResponsesRequest(openai.SingleChoiceRequest):
             RequestError: A result has no call before it.
         """
         effort = None if self.reasoning is None else self.reasoning.effort
-        variables = openai.template_variables(self.chat_template_kwargs, **openai.effort_variables(effort))
+        variables = chat.template_variables(self.chat_template_kwargs, **chat.effort_variables(effort))
         names = {found: flat for flat, found in origins.items()}
-        conversation = openai.Conversation("call_id")
+        conversation = chat.Conversation("call_id")
         if self.instructions is not None:
             conversation.add("instructions", role="system", content=self.instructions)
         items: Sequence[Item] = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
@@ -375,7 +368,7 @@ class ResponsesRequest(openai.SingleChoiceRequest):
                     conversation.assistant(path, text=_text(item.content))
                 case _:
                     conversation.add(path, role=item.role, content=_text(item.content))
-        return openai.ChatPrompt(conversation.to_template(), variables)
+        return chat.ChatPrompt(conversation.to_template(), variables)
 
 
 def _text(content: str | Sequence[ItemPart] | None) -> str:
@@ -438,7 +431,7 @@ class ResponseError(TypedDict):
     message: Annotated[str, api_field("details")]
 
 
-class InputDetails(openai.PromptDetails):
+class InputDetails(generation.PromptDetails):
     cache_write_tokens: Annotated[int, api_field("always 0")]
 
 
@@ -448,7 +441,7 @@ class ResponsesUsage(TypedDict):
     input_tokens: Annotated[int, api_field("prompt tokens")]
     input_tokens_details: Annotated[InputDetails, api_field("details")]
     output_tokens: Annotated[int, api_field("output tokens")]
-    output_tokens_details: Annotated[openai.CompletionDetails, api_field("details")]
+    output_tokens_details: Annotated[generation.CompletionDetails, api_field("details")]
     total_tokens: Annotated[int, api_field("sum of both")]
 
 

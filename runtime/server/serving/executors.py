@@ -1,8 +1,8 @@
 """Threads for work outside the event loop, and the fair queue in front of each.
 
-There are two threads, for short and for long work. Python threads share the GIL, so that work must release it, as batch
-calls of the tokenizers library do, or consist of small steps, as a template does. Work that is no longer needed leaves
-the queue, or ends at its next step.
+Prompts have two threads, for short and for long work. Python threads share the GIL, so that work must release it, as
+batch calls of the tokenizers library do, or consist of small steps, as a template does. A third thread waits for the
+sandbox of grammars. Work that is no longer needed leaves the queue, or ends at its next step.
 
 Tenants (API keys) get equal seconds of service. Within a tenant, and among tenants with about the same use, the
 shortest request is first. The queue is limited. If it is full, a new request displaces the last one of the tenant with
@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from runtime.errors import RequestError
-from runtime.server.middleware.auth import api_key_id
 from runtime.server.serving.request_body import until_disconnect
 from runtime.structured_output.service_time import ServiceTime
 
@@ -147,6 +146,7 @@ class AdmissionQueue:
 
 
 LONG = 2**16  # characters from which work runs in the thread for long work
+MAX_WAITING_GRAMMARS = 128  # of one API key, or of all clients of a server without keys
 MAX_WAITING_CHARS = 2**23  # characters that wait for a thread, together: they are memory
 
 T = TypeVar("T")
@@ -179,16 +179,26 @@ class SingleThreadExecutor:
         self._queue.release()
 
 
+def api_key_id(request: Request) -> str:
+    """Returns the public id of the key of a request; "" on a server without keys."""
+    return getattr(request.state, "api_key_id", "")
+
+
 class PreprocessingExecutors:
-    """The two threads of a server."""
+    """The threads of a server: two for prompts, and one for grammars, which another process compiles."""
 
     def __init__(self) -> None:
         self._short, self._long = SingleThreadExecutor("short"), SingleThreadExecutor("long")
+        self._grammars = SingleThreadExecutor("grammars", "grammars to compile", MAX_WAITING_GRAMMARS)
 
     async def run(self, request: Request, size: int, work: Work[T]) -> T:
         """Runs `work` of about `size` characters in a thread. Raises ClientGone if the client disconnects."""
         executor = self._long if size > LONG else self._short
         return await cancel_on_disconnect(request, executor.run(size, work, api_key_id(request)))
+
+    async def compile(self, request: Request, size: int, work: Work[T]) -> T:
+        """Runs `work` on a grammar of `size` characters, which waits for another process."""
+        return await cancel_on_disconnect(request, self._grammars.run(size, work, api_key_id(request)))
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:

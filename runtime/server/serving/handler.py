@@ -1,12 +1,12 @@
-"""HTTP responses of all routes: JSON, errors in the form of each API, event streams, and handlers of generation."""
+"""Responses of routes: JSON, event streams, and handlers that make them of the outputs of a request."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 from starlette.requests import Request
@@ -15,73 +15,20 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from runtime.errors import RequestError
-from runtime.server.serving.request_body import SUPPORTED_ENCODINGS, B, ClientGone, api_field, until_disconnect
+from runtime.request.engine_messages import EngineInfo
+from runtime.request.output import CompletionState
+from runtime.server.serving.job import GenerationJob, OutputDelta
+from runtime.server.serving.request_body import ClientGone, until_disconnect
+from runtime.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from runtime.request.engine_messages import EngineInfo
-    from runtime.request.output import CompletionState
-    from runtime.server.serving.context import ServerContext
-    from runtime.server.serving.job import GenerationJob, OutputDelta
-    from runtime.tokenizer import Tokenizer
-
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    500: "server_error",
-    503: "service_unavailable_error",
-    504: "timeout_error",
-}
-_ANTHROPIC_TYPES = _TYPES | {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
-_ANTHROPIC = "/v1/messages"  # the route, and those below it
-RETRY_AFTER_SECONDS = 1  # for a full queue (429) and a server without backend (503)
-
-
-class ErrorDetail(TypedDict):
-    message: Annotated[str, api_field("what is wrong, and the fix")]
-    type: Annotated[str, api_field("type of the error, by status")]
-    param: Annotated[str | None, api_field("name of the invalid field, if any")]
-    code: Annotated[str | None, api_field("stable error code, if any")]
-
-
-class ErrorResponse(TypedDict):
-    """An error of all routes but `/v1/messages`."""
-
-    error: Annotated[ErrorDetail, api_field("details")]
-
-
-def openai_error(error: RequestError) -> ErrorResponse:
-    kind = _TYPES.get(error.status, "invalid_request_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
-
-
-def anthropic_error(error: RequestError) -> dict[str, Any]:
-    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
-
-
-_HEADERS: dict[int, dict[str, str]] = {  # per status
-    401: {"WWW-Authenticate": "Bearer"},
-    405: {"Allow": "GET, POST"},  # for CONNECT, which has no route; for routes the framework sets Allow
-    415: {"Accept-Encoding": ", ".join(SUPPORTED_ENCODINGS)},
-    **{status: {"Retry-After": str(RETRY_AFTER_SECONDS)} for status in (429, 503)},
-}
 KEEP_ALIVE_SECONDS = 15.0
 DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
 
 
-def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(_encode(content), status, headers, media_type="application/json")
-
-
-def error_response(error: RequestError, path: str = "", headers: Mapping[str, str] | None = None) -> Response:
-    """Returns an error response. `path`: the route, which determines the form of the error object."""
-    anthropic = path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
-    content = anthropic_error(error) if anthropic else openai_error(error)
-    return json_response(content, error.status, {**_HEADERS.get(error.status, {}), **(headers or {})})
+def json_response(content: Any, status: int = 200) -> Response:
+    return Response(_encode(content), status, media_type="application/json")
 
 
 def events(*contents: Any) -> bytes:
@@ -201,47 +148,18 @@ class ServingHandler(ABC):
         except RequestError as error:
             yield self.on_error(error) + self.last_event
 
-
-async def run_to_completion(request: Request, job: GenerationJob, take: Callable[[OutputDelta], None]) -> None:
-    """Waits for the end of a job and passes each output to `take`. Raises RequestError (499: disconnected)."""
-    request.state.job = job  # for the access log
-    async with until_disconnect(request.receive):
-        async for batch in job.updates():
-            for update in batch:
-                take(update)
-
-
-RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
-
-
-def json_endpoint(kind: type[B], function: Callable[..., Awaitable[Any]], *, generates: bool) -> RouteHandler:
-    """Returns the endpoint of a route with a JSON body of type `kind`.
-
-    Args:
-        kind: type of the body.
-        function: gets `ServerContext`, request and body, which is not referenced afterwards. Returns the response or,
-            if the route generates, the `ServingHandler` of the submitted request.
-        generates: the route generates.
-    """
-
-    async def endpoint(request: Request) -> Response:
-        context: ServerContext = request.app.state.context
-        try:
-            answer = await function(context, request, await context.body(request, kind))
-        except RequestError as error:
-            if generates:  # rejected before it reached an engine
-                context.request_metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
-            raise
-        if not isinstance(answer, ServingHandler):
-            return json_response(answer)
-        if answer.job.streamed:
-            return EventStream(answer.job, answer.events())
-        with answer.job:
-            await run_to_completion(request, answer.job, answer.accumulate)
-            await answer.finalize()
-        return json_response(answer.full_response())
-
-    return endpoint
+    async def respond(self, request: Request) -> Response:
+        """Returns the stream, or the response in one piece. Raises RequestError (499: disconnected) for the latter."""
+        if self.job.streamed:
+            return EventStream(self.job, self.events())
+        request.state.job = self.job  # for the access log
+        with self.job:
+            async with until_disconnect(request.receive):
+                async for batch in self.job.updates():
+                    for update in batch:
+                        self.accumulate(update)
+            await self.finalize()
+        return json_response(self.full_response())
 
 
 NO_TEMPLATE = (
@@ -267,7 +185,7 @@ def format_warning(choices: Iterable[CompletionState]) -> Warned:
 
 
 def prompt_warning(
-    choices: Sequence[CompletionState], info: EngineInfo, tokenizer: Tokenizer, special_text: str | None
+    info: EngineInfo, tokenizer: Tokenizer, special_text: str | None, choices: Sequence[CompletionState]
 ) -> Warned:
     """Returns `warning` if a prompt is probably not what the client meant, or see `format_warning`.
 

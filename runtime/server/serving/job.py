@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,10 +16,8 @@ from runtime.request.output import CompletionState
 from runtime.request.structured import FIELD
 from runtime.server.engine_client.adapter_registry import no_longer_served
 from runtime.server.engine_client.client import EngineClient
+from runtime.server.serving.generation import Timings, Usage
 from runtime.structured_output.grammar_cache import GrammarError
-
-if TYPE_CHECKING:
-    from runtime.server.openai.protocol import Timings, Usage
 
 ABORT_SECONDS = 5.0  # maximum wait for the tokens of aborted requests; a step may take that long on a CPU
 MAX_BATCH = 128  # outputs of one HTTP request that are processed before the event loop serves other requests

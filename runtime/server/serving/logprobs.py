@@ -1,11 +1,11 @@
-"""Log-probabilities in the forms of chat completions, completions and ``/generate``; and prompts that are echoed."""
+"""Log-probabilities as lists of tokens, and prompts that are echoed with theirs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,13 +14,9 @@ from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.output import CompletionState, TextBuilder, TokenLogprob
 from runtime.request.resolve import RequestContext, score_spec
 from runtime.request.validation import refuse
+from runtime.server.serving.job import OutputDelta
 from runtime.tokenizer import Tokenizer
 from runtime.tokenizer.byte_decoder import OffsetTracker, TokenByteDecoder, TokenOffset
-
-if TYPE_CHECKING:
-    from runtime.server.openai.protocol import ChatLogprobs, CompletionLogprobs, CompletionRequest
-    from runtime.server.serving.job import OutputDelta
-
 
 MAX_LOGPROBS = 2**18  # log-probabilities in one answer
 LOGPROBS_PER_STEP = 2**11  # encoded before other requests are served
@@ -115,71 +111,6 @@ class LogprobStreamer:
     def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
         data = self._pieces(token)
         return {"token": token_text(data), "logprob": logprob, "bytes": list(data)}
-
-
-class ChatLogprobStreamer(LogprobStreamer):
-    """The form of chat completions."""
-
-    def empty(self) -> ChatLogprobs:
-        return {"content": [], "refusal": None}
-
-    def append(self, field: ChatLogprobs, entries: Iterable[TokenEntry]) -> None:
-        super().append(field["content"], entries)
-
-
-class GenerateLogprobStreamer(LogprobStreamer):
-    """The form of ``/generate``: an entry per token id. The full response repeats the entries of the stream."""
-
-    def entries(self) -> Sequence[TokenEntry]:
-        return [(entry, 0) for entry in self._choice.token_logprobs or ()]
-
-    def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
-        return {"id": token, "token": token_text(self._pieces(token)), "logprob": logprob}
-
-
-class CompletionLogprobStreamer(LogprobStreamer):
-    """The form of completions. Only they return tokens of an echoed prompt, and then the end-of-sequence token."""
-
-    def empty(self) -> CompletionLogprobs:
-        return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-
-    def append(self, field: CompletionLogprobs, entries: Iterable[TokenEntry]) -> None:
-        """Appends tokens. Top tokens always include the token of the position."""
-        for entry, offset in entries:
-            top: dict[str, float] | None = None
-            if entry.logprob is not None:
-                top = {}
-                for token, value in (*entry.top, (entry.id, entry.logprob)):
-                    top.setdefault(token_text(self._pieces(token)), value)
-            field["tokens"].append(token_text(self._pieces(entry.id)))
-            field["token_logprobs"].append(entry.logprob)
-            field["top_logprobs"].append(top)
-            field["text_offset"].append(offset)
-
-    def entries(self) -> Sequence[TokenEntry]:
-        choice, echo, found = self._choice, self._echo, self.take_new()
-        if echo is None:
-            return found
-        # lm-eval requests one token after a prompt and drops the last entry, also if the model ends there
-        if choice.end_logprob is not None and choice.eos:
-            found.append((choice.end_logprob, len(choice.text or "")))
-        base = len(echo.text(choice))
-        return echo.entries(choice) + [(entry, base + offset) for entry, offset in found]
-
-
-def parse_echo(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> PromptEcho | None:
-    """Returns the echo, None if not requested. Raises RequestError for fields that conflict with it or require it."""
-    scores = bool(body.echo) and body.set_fields().get("logprobs") is not None
-    if body.prompt_logprobs_stride is not None and not scores:
-        raise refuse("prompt_logprobs_stride", "only with echo true and logprobs; leave it out")
-    if not body.echo:
-        return None
-    if body.suffix:
-        raise refuse("echo", "does not go with a suffix; leave one of them out")
-    if scores and body.stream:
-        raise refuse("echo", "cannot be combined with logprobs and stream; leave one of them out")
-    stride, parse_special = body.prompt_logprobs_stride or 1, body.parse_special is True
-    return PromptEcho(prompts, silent=body.max_tokens == 0, stride=stride, parse_special=parse_special)
 
 
 class PromptEcho:

@@ -1,4 +1,4 @@
-"""Preprocessing of requests: parsing of bodies, chat templates and tokenization, without blocking the event loop.
+"""Preprocessing of requests: parsing, chat templates, tokenization, grammars; without blocking the event loop.
 
 Small work runs on the loop. Long chats and texts are rendered and encoded in a thread (`executors`). Parsing holds the
 GIL and stays on the loop: large bodies are parsed one at a time, shortest first, in steps between which the loop serves
@@ -11,7 +11,7 @@ import asyncio
 import secrets
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 
@@ -19,16 +19,17 @@ from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.resolve import check_ids, check_length
 from runtime.request.validation import refuse
-from runtime.server.middleware.auth import api_key_id
-from runtime.server.serving import request_body
-from runtime.server.serving.executors import AdmissionQueue, PreprocessingExecutors, T, Work, cancel_on_disconnect
+from runtime.server.env import backend_environment
+from runtime.server.http_protocol import content_encoding
+from runtime.server.serving import executors, request_body
+from runtime.server.serving.chat import ChatPrompt
 from runtime.server.serving.request_body import B
+from runtime.structured_output.gbnf import CheckResult
+from runtime.structured_output.grammar_cache import GrammarError
+from runtime.structured_output.sandbox import GrammarSandbox
 from runtime.tokenizer import Tokenizer
 from runtime.tokenizer.template_sandbox import RenderBudget
 from runtime.tokenizer.tokenizer import WINDOW
-
-if TYPE_CHECKING:
-    from runtime.server.openai.protocol import ChatPrompt
 
 SMALL_BODY = 2**13  # bytes that are parsed in a millisecond or two, whatever they hold
 MAX_WAITING_BODIES = 8 * 2**20  # bytes of large bodies that wait to be parsed, together
@@ -47,8 +48,9 @@ class Preprocessor:
 
     def __init__(self, require: Callable[[], tuple[EngineInfo, Tokenizer]]) -> None:
         self._require = require
-        self._executors = PreprocessingExecutors()
-        self._parse_queue = AdmissionQueue(MAX_WAITING_BODIES, "long bodies wait to be read")
+        self._executors = executors.PreprocessingExecutors()
+        self._parse_queue = executors.AdmissionQueue(MAX_WAITING_BODIES, "long bodies wait to be read")
+        self._sandbox: GrammarSandbox | None = None
 
     async def parse(self, request: Request, kind: type[B]) -> B:
         """Reads, decodes and validates the body of a request.
@@ -57,11 +59,13 @@ class Preprocessor:
             RequestError: 400; 408; 413 for a body that is too large, also once decoded; 415; 429 if too much waits.
             ClientGone: The client closed the connection.
         """
-        names = request_body.codings(request.headers.getlist(request_body.CONTENT_ENCODING))
+        names = content_encoding.codings(request.headers.getlist(content_encoding.CONTENT_ENCODING))
         data = await request_body.read_body(request)
         if len(data) <= SMALL_BODY and not names:
             return request_body.parse_body(kind, data)
-        return await cancel_on_disconnect(request, self._parse(kind, data, api_key_id(request), names))
+        return await executors.cancel_on_disconnect(
+            request, self._parse(kind, data, executors.api_key_id(request), names)
+        )
 
     async def _parse(self, kind: type[B], data: bytes, tenant: str, names: Sequence[str] = ()) -> B:
         """Decodes and parses one large body at a time, and serves other requests between steps.
@@ -116,7 +120,7 @@ class Preprocessor:
         return await self._run(request, sum(PIECE_CHARS + len(text) for text in texts), work)
 
     async def encode_each(
-        self, request: Request, prompts: list[str | list[int]], *, parse_special: bool = False
+        self, request: Request, prompts: Sequence[str | list[int]], *, parse_special: bool = False
     ) -> list[list[int]]:
         """Encodes prompts. Prompts of token ids stay unchanged. `parse_special`: as for `encode`."""
         info, tokenizer = self._require()
@@ -148,22 +152,17 @@ class Preprocessor:
         return await self._run(request, sum(map(len, texts)), work)
 
     async def encode_chat(
-        self,
-        request: Request,
-        loaded: tuple[EngineInfo, Tokenizer],
-        chat: ChatPrompt,
-        tools: list[Mapping[str, Any]] | None = None,
+        self, request: Request, chat: ChatPrompt, tools: list[Mapping[str, Any]] | None = None
     ) -> list[int]:
         """Returns the ids of a chat, rendered with the chat template.
 
         Args:
             request: HTTP request.
-            loaded: Engine info and tokenizer.
             chat: The chat. If it is continued, the ids end with the content of the last message, and nothing that the
                 template writes after it.
             tools: Given to the template.
         """
-        info, tokenizer = loaded
+        info, tokenizer = self._require()
         messages, variables = chat.messages, {**info.template_variables, **chat.variables}
         for name in ("self", "messages"):
             if name in variables:
@@ -217,7 +216,29 @@ class Preprocessor:
         ids.clear()
         return await self._executors.run(request, len(packed), lambda is_needed: tokenizer.decode(packed))
 
-    async def _run(self, request: Request, size: int, work: Work[T]) -> T:
+    async def check_grammar(self, request: Request, grammar: str, param: str) -> tuple[int, ...] | None:
+        """Compiles a grammar in the sandbox, and returns a short output of it; None if none was found.
+
+        Raises:
+            GrammarError: no output can satisfy the grammar, which the field `param` requests.
+            ClientGone: the client disconnected. It leaves the queue.
+        """
+        if self._sandbox is None:
+            info, tokenizer = self._require()
+            self._sandbox = GrammarSandbox(tokenizer.directory, info, backend_environment(None))
+        sandbox = self._sandbox
+        result = sandbox.result(grammar)
+        if result is None:
+
+            def work(is_needed: Callable[[], bool]) -> CheckResult:
+                return sandbox.check(grammar) if is_needed() else CheckResult()
+
+            result = await self._executors.compile(request, len(grammar), work)
+        if result.reason:
+            raise GrammarError(param, result.reason, result.parts, wrong=result.wrong)
+        return result.witness
+
+    async def _run(self, request: Request, size: int, work: executors.Work[executors.T]) -> executors.T:
         """Runs `work` of `size` characters, without a thread if they are few."""
         return work(_always_needed) if size <= SMALL_TEXT else await self._executors.run(request, size, work)
 

@@ -7,13 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
-from pydantic import WithJsonSchema
 from starlette.requests import Request
 
 from runtime.config import ServerConfig
-from runtime.errors import ConfigError
 from runtime.parsers import formats
 from runtime.parsers.argument_types import with_json_types
 from runtime.parsers.chat_output import ChatOutputParser, ReasoningParser
@@ -23,20 +21,16 @@ from runtime.parsers.tool_call_parser import ToolCallOptions
 from runtime.request.engine_messages import EngineInfo, ToolNames
 from runtime.request.structured import grammar_of
 from runtime.request.validation import preview, refuse
+from runtime.server.serving.chat import ChatPrompt
+from runtime.server.serving.preprocessor import Preprocessor
 from runtime.server.serving.request_body import RequestModel, ToolList, api_field, optional
-
-if TYPE_CHECKING:
-    from runtime.server.openai.protocol import ChatPrompt
-    from runtime.server.serving.preprocessor import Preprocessor
-    from runtime.tokenizer import Tokenizer
-
+from runtime.tokenizer import Tokenizer
 
 # A grammar describes an answer from its beginning, which is in the prompt then.
 NO_GRAMMAR_MESSAGE = (
     "cannot be combined with a continued last message; leave it out, or end with a message of another role"
 )
 MAX_NAME = 128
-OFF = "off"  # value of --tool-call-parser and --reasoning-parser
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
 ChoiceMode = Literal["none", "auto", "required"]
 _CALCULATOR = {"type": "object", "properties": {"expression": {"type": "string"}}}
@@ -68,14 +62,7 @@ class ToolItem(RequestModel):
         return None if self.type in (None, "function") else self.type
 
 
-_FUNCTION = {"type": "object", "properties": {"name": {"type": "string"}}}
-_NAMED = {"type": "object", "properties": {"type": {"const": "function"}, "function": _FUNCTION}}
 ToolItems = ToolList[ToolItem]
-ToolChoice = Annotated[
-    Any,
-    api_field("`none`, `auto`, `required`, or an object with the name of a function", "auto"),
-    WithJsonSchema({"anyOf": [{"type": "string", "enum": list(get_args(ChoiceMode))}, _NAMED, {"type": "null"}]}),
-]
 
 
 @dataclass(frozen=True)
@@ -127,13 +114,6 @@ class Choice(NamedTuple):
     origins: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
 
-def parse_tools(items: Sequence[ToolItem] | None, choice: object, parallel: bool | None) -> ToolConfig:
-    """Returns the tools of a chat completion. Raises RequestError."""
-    chosen = parse_tool_choice(choice)
-    tools = [_tool(item, f"tools[{i}]") for i, item in enumerate(items or ()) if item.unsupported_kind() is None]
-    return select_tools(tools, chosen, single_call=parallel is False)
-
-
 def select_tools(tools: Sequence[tuple[str, Tool]], choice: Choice, *, single_call: bool) -> ToolConfig:
     """Returns the tools that `choice` allows. `single_call`: at most one call.
 
@@ -168,55 +148,9 @@ def _check_distinct_names(tools: Sequence[tuple[str, Tool]]) -> None:
         paths[tool.name] = path
 
 
-def parse_tool_choice(choice: object, origins: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> Choice:
-    """Parses OpenAI's `tool_choice`.
-
-    Args:
-        choice: The value of the field.
-        origins: As in `ToolConfig`; a function of a namespace may have the name that the client defined.
-
-    Raises:
-        RequestError: The value is no choice, or selects only tools that are not functions.
-    """
-    offered = {origin: name for name, origin in origins.items()}
-    match choice:
-        case None:
-            return Choice(origins=origins)
-        case "none" | "auto" | "required":
-            return Choice(choice, origins=origins)
-        case dict() if choice.get("type") == "allowed_tools":
-            inner = choice.get("allowed_tools", choice)
-            mode, tools = (inner.get("mode"), inner.get("tools")) if isinstance(inner, dict) else (None, None)
-            if mode not in ("auto", "required") or not isinstance(tools, list):
-                raise refuse("tool_choice", "allowed_tools needs a mode, auto or required, and a list of tools")
-            functions = [tool for tool in tools if isinstance(tool, dict) and tool.get("type") == "function"]
-            names = (_function_name(tool, offered) for tool in functions)
-            return Choice(mode, allowed=frozenset(filter(None, names)), origins=origins)
-        case dict() if choice.get("type", "function") == "function":
-            name = _function_name(choice, offered)
-            if not name:
-                raise refuse("tool_choice.function.name", "is missing; name one of the tools")
-            return Choice("required", name, origins=origins)
-    known = 'none, auto, required or {"type": "function", "function": {"name": ...}}'
-    raise refuse("tool_choice", f"{preview(choice)} is not supported; use {known}", own=known)
-
-
-def _function_name(selector: Mapping[str, Any], offered: Mapping[tuple[str, str], str]) -> str:
-    """Returns the name, as offered to the model, of the function that an entry of `tool_choice` selects.
-
-    Args:
-        selector: The entry.
-        offered: The offered name of each function of a namespace, by its own name and its namespace.
-
-    Returns:
-        The name; "" if the entry has none.
-    """
-    function = selector.get("function")
-    described = function if isinstance(function, dict) else selector
-    name, namespace = described.get("name"), described.get("namespace")
-    if not isinstance(name, str):
-        return ""
-    return offered.get((name, namespace), name) if isinstance(namespace, str) else name
+def offered_tools(items: Sequence[ToolItem] | None) -> list[tuple[str, Tool]]:
+    """Returns the functions among tools, each with the path of its schema. Raises RequestError for a malformed one."""
+    return [_tool(item, f"tools[{i}]") for i, item in enumerate(items or ()) if item.unsupported_kind() is None]
 
 
 def _tool(item: ToolItem, path: str) -> tuple[str, Tool]:
@@ -246,31 +180,7 @@ def make_tool(path: str, name: str, function: FunctionDescription, schema: str =
     return f"{path}.{schema}", tool
 
 
-def check_legacy_functions(functions: object, call: object) -> None:
-    """Raises RequestError for deprecated fields of OpenAI that request a call."""
-    if functions and call != "none":
-        raise refuse(
-            "functions",
-            "the deprecated form of tools is not supported; send tools, and tool_choice instead of function_call",
-        )
-    if call not in (None, "none", "auto"):
-        raise refuse("function_call", "the deprecated form of tool_choice is not supported; send tools and tool_choice")
-
-
 _TAIL_TOKENS = 32  # last tokens of a prompt that are searched for the start of reasoning
-
-
-def check_parsers(config: ServerConfig) -> None:
-    """Raises ConfigError for a parser that is not there."""
-    for name, known in (
-        ("tool_call_parser", formats.tool_formats()),
-        ("reasoning_parser", formats.reasoning_formats()),
-    ):
-        value = getattr(config, name)
-        if value is not None and value not in (OFF, *known):
-            raise ConfigError(
-                f"--{name.replace('_', '-')}: unknown parser {value!r}; available: {', '.join(known)}, {OFF}"
-            )
 
 
 @functools.cache
@@ -287,7 +197,6 @@ class ChatContext:
             agents mark all of their tools as strict.
         strict_unsupported: The grammar is impossible in this format of calls, and optional.
         continued: The answer continues the last message, with which the prompt ends.
-        loaded: Engine info and tokenizer.
         single_call: The answer ends with its first call, which has to be detected as it arrives.
     """
 
@@ -295,7 +204,6 @@ class ChatContext:
         self, config: ServerConfig, info: EngineInfo, tokenizer: Tokenizer, tools: ToolConfig = NO_TOOLS
     ) -> None:
         """Raises RequestError for tools that cannot be described to the model."""
-        self.loaded = info, tokenizer
         self._tokenizer = tokenizer
         self._tools = tools
         self.single_call = bool(tools.tools) and tools.single_call
@@ -307,7 +215,7 @@ class ChatContext:
         if not tools.tools:
             self._format = None
         elif self._format is None:
-            raise refuse("tools", f"are disabled by --tool-call-parser {OFF}; leave them out")
+            raise refuse("tools", f"are disabled by --tool-call-parser {formats.OFF}; leave them out")
         elif not tokenizer.supports_tools and self._format.instructs is None:
             raise refuse(
                 "tools",
@@ -328,7 +236,7 @@ class ChatContext:
             items = [tool.item for _, tool in self._tools.tools]
         elif self._format is not None:
             chat = chat._replace(messages=self._with_tool_instructions(self._format, chat.messages))
-        ids = await preprocessor.encode_chat(request, self.loaded, chat, items)
+        ids = await preprocessor.encode_chat(request, chat, items)
         if self._reasoning is not None:
             tail = self._tokenizer.decode(ids[-_TAIL_TOKENS - len(text) :]).removesuffix(text).rstrip()
             parser = ReasoningParser(self._reasoning, tail.endswith(self._reasoning.opens))
