@@ -421,6 +421,11 @@ class ServerConfig:
     max_connections: int | None = _server(
         "maximum number of open connections; default: 4096, or what the limit of open files allows", low=1
     )
+    max_connection_age_seconds: float = _server(
+        "seconds after which an answer closes its kept-alive connection, so that clients reconnect and spread over new "
+        "replicas; 0: no limit",
+        default=0.0, low=0,
+    )  # fmt: skip
     drain_delay: float = _server("seconds to keep serving after SIGTERM before the listener closes", default=0.0, low=0)
     drain_timeout: float = _server("seconds to let running requests finish", default=30.0, low=0)
     request_timeout: float = _server(

@@ -270,7 +270,8 @@ class HttpFrontend:
         keys = ApiKeys(config.api_key, config.api_key_file, config.keys_in_file)
         keys.watch()
         self.context = ServerContext(frontend)
-        limits = Limits(connections=config.max_connections or DEFAULT_MAX_CONNECTIONS)
+        age = config.max_connection_age_seconds
+        limits = Limits(connections=config.max_connections or DEFAULT_MAX_CONNECTIONS, age_seconds=age)
         limits = dataclasses.replace(limits, buffered_bytes=limits.buffered_bytes // config.frontend_processes)
         self.tracer = tracing.start()
         app = make_app(self.context, keys, self.tracer)

@@ -78,6 +78,7 @@ class Wired:
         self.metrics = RequestMetrics()
         self.http = HttpServer(self._app, limits, self.metrics, clock=lambda: self.now)
         self.slow = asyncio.Semaphore(0)
+        self.begun = 0  # requests that have reached the application
         self.listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen(100)
@@ -88,6 +89,7 @@ class Wired:
         await self.http.serve(sockets=[self.listener])
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.begun += 1
         if scope["path"] == "/slow":
             await self.slow.acquire()
         await app(scope, receive, send)

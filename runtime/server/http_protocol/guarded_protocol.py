@@ -53,6 +53,7 @@ class GuardedProtocol(HttpToolsProtocol, Connection):
         Connection.__init__(self)  # uvicorn's class does not call it
         self.manager = manager
         self.limits = manager.limits
+        self.accepted = manager.clock()
         self.access_log = False  # the application writes it
         self.application = self.app
         self.app = self._serve
@@ -233,6 +234,8 @@ class GuardedProtocol(HttpToolsProtocol, Connection):
             await self.manager.start_limit.wait()
         if cycle.disconnected:
             return
+        if self.limits.age_seconds and self.manager.clock() - self.accepted >= self.limits.age_seconds:
+            cycle.keep_alive = False
 
         async def send_early(message: ASGISendEvent) -> None:
             # uvicorn would wait for the rest of a body that the application does not read

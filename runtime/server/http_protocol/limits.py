@@ -41,6 +41,7 @@ class Limits:
     head_seconds: float = 30.0  # from accepting, from the head's first byte, or from the previous response
     body_seconds: float = 30.0  # for the complete body
     idle_seconds: float = 75.0  # between two requests; longer than clients keep a connection, so that they close first
+    age_seconds: float = 0.0  # from accepting, after which the answer to a new request closes the connection; 0: never
     stall_seconds: float = 60.0  # without progress of an unsent response
     drain_seconds: float = 30.0  # for a rejected client to finish its request and read the response
     quiet_seconds: float = 5.0  # without data from a rejected client, after which it has read the response
