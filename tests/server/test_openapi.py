@@ -104,7 +104,10 @@ def test_the_server_conforms_to_its_openapi_document(api: Any, method: str, path
             tokens = case.body.get("max_tokens", 8)
             if type(tokens) is int and 1 <= tokens <= 2**31:
                 case.body["max_tokens"] = min(tokens, 8)  # longer answers test nothing more
-        case.call_and_validate(checks=CHECKS, timeout=TIMEOUT)
+        streams = isinstance(case.body, dict) and case.body.get("stream") is True
+        # Schemathesis compares the list of a stream's events with the schema of the whole text.
+        excluded = [response_schema_conformance] if streams else []
+        case.call_and_validate(checks=CHECKS, excluded_checks=excluded, timeout=TIMEOUT)
 
     run()
 
