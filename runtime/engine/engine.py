@@ -101,13 +101,17 @@ class Engine:
         """Removes a request in any state and frees its pages. Ignores unknown ids, as the request may have finished.
 
         Returns:
-            Its last output, with the tokens that no output had; None for an unknown id.
+            Its last output, with the tokens that no output had, and with a finish reason; None for an unknown id.
         """
         request = self._requests.pop(request_id, None)
         if request is not None:
             self.grammar_queue.remove(request)
         found = self._output_processor.discard(request_id)  # also if it is finished, because its id may be reused
-        return make_output(request) if found is None and request is not None else found
+        if found is None and request is not None:
+            found = make_output(request)
+        if found is not None and found.finish_reason is None:
+            found.finish_reason = "abort"
+        return found
 
     def unload_adapter(self, name: str) -> bool:
         """Rejects new requests for an adapter, and unloads it when no request uses it.

@@ -107,7 +107,13 @@ class OutputProcessor:
                     self._grammars.add_overrun(request.spec.grammar, request.constraint.overrun)
                 message = error_message(error) if refused else f"{type(error).__name__}: {error}"
                 failed = EngineOutput(
-                    id=request.spec.id, nfe=request.nfe, finish_reason="error", error=message, refused=refused
+                    id=request.spec.id,
+                    nfe=request.nfe,
+                    generated=request.output.num_generated,
+                    forwards=request.output.num_forwards,
+                    finish_reason="error",
+                    error=message,
+                    refused=refused,
                 )
                 self._failed.append(failed)
 
@@ -143,8 +149,7 @@ class OutputProcessor:
 
     def _update_blocks(self, scheduled: ScheduledRequest, results: BlockResults, first: int) -> bool:
         """Applies the results from index `first` on to the blocks of a request. Returns False on an error."""
-        request, blocks = scheduled.request, scheduled.blocks
-        num_stable = request.output.num_stable_tokens
+        request, blocks, stats = scheduled.request, scheduled.blocks, self._stats
         if results.history:
             for i, block in enumerate(blocks, first):
                 history = results.history.get(i)
@@ -165,14 +170,19 @@ class OutputProcessor:
         except Exception as error:
             self.fail_request(request, error)
             return False
-        self._stats.generated_tokens += request.output.num_stable_tokens - num_stable
+        if scheduled.is_denoise_step:
+            stats.forwards_denoise += 1
+            request.output.num_forwards += 1
+        generated = request.count_generated()
+        if generated > request.output.num_generated:
+            stats.generated_tokens += generated - request.output.num_generated
+            request.output.num_generated = generated
         for i, block in enumerate(blocks, first):
             if i in results.rewritten:
                 request.pending_writes.append((block.start, block.start + block.size))
         if request.finish_reason is not None or (blocks and request.spec.stream_mode != "final"):
             self.updated_requests[request] = None
         if scheduled.is_denoise_step:
-            self._stats.forwards_denoise += 1
             for block in blocks:
                 if block.finished:
                     self._step_stats.block_steps.append(block.steps)
@@ -191,6 +201,8 @@ def make_output(request: Request) -> EngineOutput:
     output = EngineOutput(
         id=request.spec.id,
         nfe=request.nfe,
+        generated=request.output.num_generated,
+        forwards=request.output.num_forwards,
         new_tokens=request.tokens[request.output.num_sent_tokens : request.output.num_stable_tokens].tolist(),
         finish_reason=request.finish_reason,
         eos=request.output.hit_eos,

@@ -129,6 +129,8 @@ class EngineOutput(msgspec.Struct, kw_only=True):
 
     id: str
     nfe: int
+    generated: int = 0  # tokens that steps have made so far, and denoising forwards: those that EngineStats counts
+    forwards: int = 0
     new_tokens: list[int] = []  # ids that became stable since the last output (never an EOS, never sent twice)
     finish_reason: FinishReason | None = None
     error: str | None = None

@@ -82,6 +82,8 @@ class CompletionState:
     """The output of one request so far.
 
     Attributes:
+        generated, forwards: tokens that the engine has made, and its denoising forwards. Some tokens may follow the end
+            of the output, such as those after a stop string.
         finish_reason: None while it continues. A stop string sets it before the engine has finished the request.
         logprobs: of each received token, if requested.
         end_logprob: of the token that ended the output.
@@ -97,6 +99,8 @@ class CompletionState:
     parts: PartsParser | None = None
     deltas: list[Any] = field(default_factory=list)
     nfe: int = 0
+    generated: int = 0
+    forwards: int = 0
     finish_reason: str | None = None
     forced_end: str = ""
     eos: bool = False
@@ -105,6 +109,10 @@ class CompletionState:
     prefill_seconds: float = 0.0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     end_logprob: TokenLogprob | None = None
+
+    def count(self, output: EngineOutput) -> None:
+        """Takes the counts of an output, whose tokens may come too late to be added."""
+        self.generated, self.forwards = output.generated, output.forwards
 
     def update(self, output: EngineOutput) -> str:
         """Adds an output of the engine, and returns the new stable text."""

@@ -74,6 +74,8 @@ class Block:
         steps: denoising steps of the block.
         num_skipped: leading positions without logits in the next step; none of them is MASKED.
         finished: the steps of the block no longer change its tokens.
+        num_fixed: number of FIXED positions.
+        num_generated: tokens of the output that the last step of the block left UNMASKED, before its first EOS.
     """
 
     def __init__(self, request: Request, start: int, end: int, *, shift_by: int = 0) -> None:
@@ -99,6 +101,8 @@ class Block:
         self.steps = 0
         self.num_skipped = 0
         self.finished = masks == 0
+        self.num_fixed = content.count(FIXED)
+        self.num_generated = size - masks - self.num_fixed
         self.memory = AlgorithmMemory()
 
     @property
@@ -156,17 +160,22 @@ class OutputProgress:
     Attributes:
         num_stable_tokens: positions below it are final text.
         num_sent_tokens: positions below it were returned to the client.
+        num_generated: tokens that steps have made, final or not. It never decreases: tokens that are masked again, or
+            that follow the end of the answer when it is found, stay counted.
+        num_forwards: denoising forwards. It exceeds `Request.nfe` if a preemption restarted blocks.
         hit_eos: an end-of-sequence id or a stop token, which is not part of the output, ended it.
         eos_generated: some block had `has_eos` at some step.
         last_step_event: first position, token ids and masked offsets of the last denoise event.
     """
 
     __slots__ = (
-        "eos_generated", "hit_eos", "last_step_event", "num_sent_tokens", "num_stable_tokens", "repetition_run",
+        "eos_generated", "hit_eos", "last_step_event", "num_forwards", "num_generated", "num_sent_tokens",
+        "num_stable_tokens", "repetition_run",
     )  # fmt: skip
 
     def __init__(self, prompt_len: int) -> None:
         self.num_stable_tokens = self.num_sent_tokens = prompt_len
+        self.num_generated = self.num_forwards = 0
         self.hit_eos = self.eos_generated = False
         self.last_step_event: tuple[int, list[int], list[int]] = (0, [], [])
         self.repetition_run = RepetitionRun(prompt_len)
@@ -298,6 +307,22 @@ class Request:
         here = slice(self.prompt_len, self.end)
         output: npt.NDArray[np.int64] = np.where(self.state[here] == MASKED, -1, self.tokens[here])
         return output
+
+    def count_generated(self) -> int:
+        """Returns the tokens of the output that steps have made so far: those before the open blocks, and in them."""
+        if self.spec.forced_token_ids:
+            return 0  # they are those of the request
+        blocks = self.blocks
+        end = blocks[0].start if blocks else self.end if self.finished else self.next_start
+        end = max(min(end, self.end), self.prompt_len)
+        count = end - self.prompt_len
+        if self.spec.pinned_tokens:
+            count -= sum(self.prompt_len + offset < end for offset in self.spec.pinned_tokens)
+        for block in blocks:
+            count += block.num_generated
+            if block.has_eos:
+                break
+        return count
 
     def first_stop_offset(self, block: Block, first_eos: int) -> int:
         """Returns the offset of the first UNMASKED token that ends the output, the size of the block if there is none.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from runtime.request.block_layout import BlockLayout
 from runtime.scheduling.request import Block, Request
-from runtime.scheduling.step_plan import MASKED, BlockResults
+from runtime.scheduling.step_plan import MASKED, UNMASKED, BlockResults
 
 if TYPE_CHECKING:  # machines for benchmarks do not have msgspec
     from runtime.request.engine_messages import FinishReason
@@ -46,6 +46,20 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
         found = first_eos < size and block.start + first_eos < request.end
         block.has_eos = found and (bool(request.spec.stop_ids) or not request.spec.ignore_eos)
         request.output.eos_generated |= block.has_eos
+    update_generated(request, block, masks, first_eos if block.has_eos else size)
+
+
+def update_generated(request: Request, block: Block, masks: int, first_eos: int) -> None:
+    """Sets `num_generated` of a block after a step that left `masks` MASKED positions in it.
+
+    Args:
+        first_eos: offset of the first token that ends the output, the size of the block if there is none.
+    """
+    limit = min(first_eos, request.end - block.start)
+    if limit < block.size:
+        block.num_generated = block.state[:limit].tobytes().count(UNMASKED)
+    else:
+        block.num_generated = block.size - masks - block.num_fixed
 
 
 def is_finished(request: Request, block: Block) -> bool:

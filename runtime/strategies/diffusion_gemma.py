@@ -99,5 +99,7 @@ class Canvas(Strategy):
         """Writes the content of a canvas that continues. It is not finished, so an EOS does not count."""
         block.tokens[:] = results.tokens[i, : block.size]
         block.state[:] = results.state[i, : block.size]
+        first_eos = block.size if request.spec.ignore_eos else results.first_eos[i]
+        block_update.update_generated(request, block, results.masks[i], first_eos)
         block.steps += 1
         block.numbers.num_steps += 1

@@ -472,6 +472,7 @@ class Run:
         self.received: dict[str, Received] = {}
         self.aborted: set[str] = set()
         self._checked: dict[int, int] = {}
+        self.counts: dict[str, tuple[int, int]] = {}  # tokens and forwards of each request, as its last output has them
 
     def add(self, ask: Ask) -> str:
         id = f"r{len(self.asks)}"
@@ -480,7 +481,8 @@ class Run:
         return id
 
     def abort(self, id: str) -> None:
-        self.engine.abort(id)
+        if (last := self.engine.abort(id)) is not None:
+            self.counts[id] = last.generated, last.forwards
         if not self.received[id].ended:
             self.aborted.add(id)
         check_accounting(self.engine)
@@ -492,6 +494,7 @@ class Run:
             assert output.id not in self.aborted, "an output arrived for an aborted request"
             assert output.error is None, output.error
             received.outputs.append(output)
+            self.counts[output.id] = output.generated, output.forwards
         check_accounting(self.engine)
         if self.hashed:
             for request in self.engine.scheduler.running:
@@ -506,6 +509,9 @@ class Run:
             self.step()
         check_idle(self.engine)
         assert all(received.ended or id in self.aborted for id, received in self.received.items())
+        stats = self.engine.stats()
+        assert stats.generated_tokens == sum(tokens for tokens, _ in self.counts.values())
+        assert stats.forwards_denoise == sum(forwards for _, forwards in self.counts.values())
 
     def compare(self) -> None:
         """Asserts that all outputs equal the oracle's."""

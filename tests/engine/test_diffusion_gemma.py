@@ -325,3 +325,15 @@ def test_defaults_are_those_of_the_checkpoint(llm):
     ):
         with pytest.raises(ConfigError, match=sentence):
             DIFFUSION_GEMMA.generation(wrong)
+
+
+def test_tokens_are_counted_when_they_are_accepted(llm: LLM) -> None:
+    """A canvas takes up to 48 steps, which would otherwise be logged without a token."""
+    before = llm.engine.stats()
+    prompt = list(range(40, 50))
+    made = []
+    for _ in llm.stream(prompt, SamplingParams(max_tokens=8, ignore_eos=True)):
+        made.append(llm.engine.stats().generated_tokens - before.generated_tokens)
+    assert made == sorted(made)
+    assert len(set(made)) > 1
+    assert made[-1] == 8

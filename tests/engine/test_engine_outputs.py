@@ -146,7 +146,7 @@ def test_an_aborted_request_has_one_last_output() -> None:
         engine.execute_step()
     last = engine.abort("aborted")
     assert last is not None
-    assert last.finish_reason is None
+    assert last.finish_reason == "abort"
     assert last.new_tokens == expected[: len(last.new_tokens)] != []
     assert engine.abort("aborted") is None
     assert {output.id for output in engine.take_outputs()} == {"kept"}
@@ -159,24 +159,35 @@ def test_an_aborted_request_has_one_last_output() -> None:
     assert engine.take_outputs() == []
 
 
-@pytest.mark.parametrize("report", ["final", "stable", "denoise"])
-@pytest.mark.parametrize("end", ["length", "abort", "error"])
-def test_tokens_are_counted_when_they_become_stable(report: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the log shows an idle server while it generates answers that are not streamed."""
+@STRATEGIES
+@pytest.mark.parametrize("report", ["final", "denoise"])
+@pytest.mark.parametrize("end", ["length", "max_nfe", "abort", "error"])
+def test_tokens_are_counted_in_the_step_that_makes_them(
+    strategy: str, report: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the log shows no tokens for minutes, and then those of a long answer in one interval."""
     logging.getLogger("runtime.engine.output_processor").setLevel(logging.CRITICAL)
-    engine = make_engine(Setup(block=8))
-    params = Params(max_tokens=24, accept_threshold=0.0, ignore_eos=True)
-    engine.add(spec_of("r0", Ask((1, 2, 3), params, report=report)))
-    while not (counted := engine.stats().generated_tokens):
-        engine.step()
-    assert counted < 24
-    if end == "abort":
-        engine.abort("r0")
-    elif end == "error":
-        monkeypatch.setattr(engine.strategy, "update", Mock(side_effect=RuntimeError("out of luck")))
+    engine = make_engine(Setup(strategy=strategy, block=8))
+    rule = {"algorithm": "dmax", "max_steps_per_block": 64} if strategy == "dmax" else {}
+    nfe = 6 if end == "max_nfe" else None
+    params = Params(max_tokens=16, accept_threshold=1.0, ignore_eos=True, block_length=16, max_nfe=nfe, **rule)
+    engine.add(spec_of("r0", Ask(tuple(range(4, 12)), params, report=report, pinned=((4, 5),))))
+    outputs: list[EngineOutput] = []
+    made: list[int] = []
     while engine.has_work():
-        engine.step()
-    assert engine.stats().generated_tokens == (24 if end == "length" else counted)
+        outputs += engine.step()
+        stats = engine.stats()
+        made.append(stats.generated_tokens - sum(made))
+        if stats.forwards_denoise == 5 and end == "abort" and (aborted := engine.abort("r0")) is not None:
+            outputs.append(aborted)
+        elif stats.forwards_denoise == 5 and end == "error":
+            monkeypatch.setattr(engine.strategy, "update", Mock(side_effect=RuntimeError("out of luck")))
+    last = outputs[-1]
+    assert last.finish_reason == end
+    assert (last.generated, last.forwards) == (sum(made), stats.forwards_denoise)
+    assert max(made) == 1
+    assert sum(made) == 15 if end == "length" else 5 <= sum(made) < 15
+    assert report == "denoise" or len(outputs) == 1
 
 
 def test_final_blocks_are_cached_even_if_outputs_are_not_taken() -> None:

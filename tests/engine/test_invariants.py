@@ -129,6 +129,7 @@ def test_6_no_request_harms_another_or_the_engine(strategy: str, data: st.DataOb
         if not run.engine.has_work():
             break
         for output in run.engine.step():
+            run.counts[output.id] = output.generated, output.forwards
             if output.finish_reason == "error":
                 assert "out of luck" in (output.error or "")
                 failed.add(output.id)

@@ -5,7 +5,7 @@ Salts:
 * ``slow``: one token per 50 ms.
 * ``hold:PATH``: the second token waits until the file PATH exists.
 * ``endless``: there is no second token.
-* ``fail``: the request ends with the error of a failed step, as after an invalid batch.
+* ``fail``: after a token, the request ends with the error of a failed step, as after an invalid batch.
 * ``crash``: the engine raises.
 * ``exit``: the process exits.
 
@@ -65,7 +65,10 @@ class FakeEngine:
             return None
         spec, done, _ = found
         new = range(done) if spec.stream_mode == "final" else ()
-        return EngineOutput(id=spec.id, nfe=done, new_tokens=[LETTERS[i % 3] for i in new])
+        letters = [LETTERS[i % 3] for i in new]
+        return EngineOutput(
+            id=spec.id, nfe=done, generated=done, forwards=done, new_tokens=letters, finish_reason="abort"
+        )
 
     def has_work(self) -> bool:
         return bool(self.live)
@@ -90,10 +93,17 @@ class FakeEngine:
                 raise RuntimeError("the fake engine broke")
             if spec.cache_salt == "exit":
                 os._exit(3)
-            if spec.cache_salt == "fail":
+            if done and spec.cache_salt == "fail":
                 del self.live[spec.id]
                 outputs.append(
-                    EngineOutput(id=spec.id, nfe=done, finish_reason="error", error="RuntimeError: bad step")
+                    EngineOutput(
+                        id=spec.id,
+                        nfe=done,
+                        generated=done,
+                        forwards=done,
+                        finish_reason="error",
+                        error="RuntimeError: bad step",
+                    )
                 )
                 continue
             if time.monotonic() < due or (done and held(spec.cache_salt)):
@@ -108,14 +118,14 @@ class FakeEngine:
                 new = range(done - 1, done) if spec.stream_mode != "final" else range(done)
                 outputs.append(
                     EngineOutput(
-                        id=spec.id, nfe=done, new_tokens=[LETTERS[i % 3] for i in new],
+                        id=spec.id, nfe=done, generated=done, forwards=done, new_tokens=[LETTERS[i % 3] for i in new],
                         finish_reason="length" if last else None, cached_tokens=0, queue_seconds=0.0,
                     )
                 )  # fmt: skip
 
     def stats(self) -> EngineStats:
         live = len(self.live)
-        return EngineStats(pages_total=4096, pages_used=live, generated_tokens=self.total)
+        return EngineStats(pages_total=4096, pages_used=live, generated_tokens=self.total, forwards_denoise=self.total)
 
 
 if __name__ == "__main__":

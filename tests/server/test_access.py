@@ -85,6 +85,49 @@ def test_a_request_that_its_client_aborts_has_a_log_line_with_its_tokens(checkpo
             assert entry["ended_by"] == ["aborted"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failed_request_has_a_log_line_with_its_tokens(checkpoint: Any, stream: bool) -> None:
+    body = {"prompt": "x", "max_tokens": 9, "n": 2, "cache_salt": "fail", "stream": stream}
+    with serving("--model", str(checkpoint), "--log-format", "json", module=FAKE) as server, server.client() as client:
+        client.post("/v1/completions", json=body)
+        (entry,) = wait_until(lambda: lines(server.log, "unmask.access"))
+        server.until_metric("unmask_generated_tokens_total", 2)
+    assert (entry["tokens"], entry["forwards"], entry["ended_by"]) == (2, 2, ["error"])
+
+
+def test_the_log_and_the_metrics_count_the_same_tokens_and_forwards(checkpoint: Any) -> None:
+    """However an answer ends. After a stop string or an abort, the engine may finish a step that the client misses."""
+    slow = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "decoding": {"accept_threshold": 1.0}}
+    generated, forwards = "unmask_generated_tokens_total", 'unmask_forwards_total{kind="denoise"}'
+    flags = ("--log-format", "json", "--request-timeout", "1")
+    with serving("--model", str(checkpoint), *flags) as server, server.client() as client:
+        text = client.post("/v1/completions", json={**slow, "max_tokens": 30}).json()["choices"][0]["text"]
+        answered: list[dict[str, Any]] = [
+            {"prompt": ["a", "bc"], "n": 2, "max_tokens": 9},
+            {**slow, "stop": text[20:23]},
+            {**slow, "max_nfe": 20},
+            slow,  # --request-timeout may end it
+            {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 4, "stream": False},
+        ]
+        for stream in (False, True):
+            for body in answered:
+                assert client.post("/v1/completions", json={"stream": stream, **body}).status_code in (200, 504)
+            server.until_idle()
+            before = server.metrics()[generated]
+            data = json.dumps({**slow, "stream": stream}).encode()
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+            connection = server.connect(head.encode() + data)
+            server.until(lambda before=before: server.metrics()[generated] > before)
+            connection.close()
+        ends = 1 + 2 * len(answered) + 2
+        wait_until(lambda: len(lines(server.log, "unmask.access")) == ends)
+        entries = lines(server.log, "unmask.access")
+        server.until_metric(generated, sum(entry["tokens"] for entry in entries))
+        server.until_metric(forwards, sum(entry["forwards"] for entry in entries))
+    assert all(entry["tokens"] and entry["forwards"] for entry in entries), entries
+    assert {"stop", "length", "max_nfe"} <= {end for entry in entries for end in entry["ended_by"]}
+
+
 def test_a_request_that_the_server_ends_has_a_log_line(checkpoint: Any) -> None:
     flags = ("--log-format", "json", "--drain-timeout", "0")
     with serving("--model", str(checkpoint), *flags, module=FAKE) as server:

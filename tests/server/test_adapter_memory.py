@@ -203,7 +203,10 @@ def test_two_loads_of_one_name_are_both_answered(loads: Callable[..., Loads], pa
     one.worker.add = waiting.append
     for number in range(2):
         one.worker.load(number, by_request("a", paths[0]))
-    assert one.worker.defer(cast(Any, SimpleNamespace(adapter="a")))
+    assert one.worker.defer(cast(Any, SimpleNamespace(adapter="a", id="kept")))
+    assert one.worker.defer(cast(Any, SimpleNamespace(adapter="a", id="aborted")))
+    assert one.worker.abort("aborted")
+    assert not one.worker.abort("aborted")
     wait_until(lambda: one.worker.poll() or one.results)  # type: ignore[func-returns-value]
     assert (one.worker.pending, waiting) == (True, [])
     second.set()

@@ -166,7 +166,7 @@ class EngineClient(ABC):
         info: properties of the model and the engine, which are equal in all replicas. None: no engine has loaded yet.
         complete: startup is complete: since the start of the server, every frontend process has been ready once.
         requests: live requests by id.
-        aborted: aborted requests whose only output, which has all their tokens, has not arrived.
+        aborted: aborted requests whose last output, which has the count of their tokens, has not arrived.
         pending: requests that were submitted in this iteration of the event loop, by replica.
         live_by_replica, live_by_tenant, live_by_adapter: numbers of live requests.
     """
@@ -271,8 +271,7 @@ class EngineClient(ABC):
             live = self._remove(request_id)
             if live is not None:
                 by_replica.setdefault(live.replica, []).append(request_id)
-                if live.spec.stream_mode == "final":
-                    self.aborted[request_id] = live
+                self.aborted[request_id] = live
         for replica, live_ids in by_replica.items():
             self.send(replica, Abort(live_ids))
 
@@ -301,8 +300,10 @@ class EngineClient(ABC):
         for output in outputs:
             live = requests.get(output.id)
             if live is None:  # aborted before the output arrived
-                if (aborted := self.aborted.pop(output.id, None)) is not None:
+                if (aborted := self.aborted.get(output.id)) is not None:
                     aborted.queue.put_nowait((aborted.choice_index, output))
+                    if output.finish_reason is not None:
+                        del self.aborted[output.id]
                 continue
             done = len(output.new_tokens)
             live.tokens += done

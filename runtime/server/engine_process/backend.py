@@ -98,7 +98,7 @@ class Backend:
                     if not spec.adapter or not self.adapters.defer(spec):
                         self.add(spec)
             case ipc_protocol.Abort(ids):
-                last = [output for request_id in ids if (output := self.engine.abort(request_id)) is not None]
+                last = [output for request_id in ids if (output := self.abort(request_id)) is not None]
                 if last:
                     self.link.send(ipc_protocol.Outputs(last))
                 self.stats_due = True
@@ -129,6 +129,13 @@ class Backend:
             log.exception("failed to add request %s; its client gets an error. Report it with this traceback", spec.id)
             failed = EngineOutput(id=spec.id, nfe=0, finish_reason="error", error=f"{type(error).__name__}: {error}")
             self.link.send(ipc_protocol.Outputs([failed]))
+
+    def abort(self, request_id: str) -> EngineOutput | None:
+        """Aborts a request, and returns its last output; None if it has finished."""
+        if self.adapters.abort(request_id):
+            return EngineOutput(id=request_id, nfe=0, finish_reason="abort")
+        last: EngineOutput | None = self.engine.abort(request_id)
+        return last
 
     def send_stats(self) -> None:
         self.link.send(ipc_protocol.Stats(self.engine.stats()))

@@ -122,6 +122,15 @@ class AdapterWorker:
         self._loading[spec.adapter].waiting.append(spec)
         return True
 
+    def abort(self, request_id: str) -> bool:
+        """Drops a request that waits for its adapter. Returns False if it does not."""
+        for loading in self._loading.values():
+            kept = [spec for spec in loading.waiting if spec.id != request_id]
+            if len(kept) < len(loading.waiting):
+                loading.waiting = kept
+                return True
+        return False
+
     def poll(self) -> None:
         """Activates adapters that have been read, and unloads unused ones. It is called between steps."""
         while self._completed_reads:

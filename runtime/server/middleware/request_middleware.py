@@ -113,7 +113,7 @@ class RequestMiddleware:
             context.in_flight -= 1
             seconds = time.monotonic() - arrived
             try:
-                if (job := state.get("job")) is not None and not job.ended:
+                if (job := state.get("job")) is not None:
                     await job.receive_aborted()
             finally:  # also if the server cancels this task meanwhile
                 log_request(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)
@@ -167,9 +167,9 @@ def log_request(
     parts = [f"{seconds:.3f} s"]
     job: GenerationJob | None = state.get("job")
     if job is not None:
-        usage = job.usage()
-        prompt_tokens, tokens = usage["prompt_tokens"], usage["completion_tokens"]
-        forwards = sum(choice.nfe for choice in job.choices)
+        prompt_tokens = job.prompt_tokens
+        tokens = sum(choice.generated for choice in job.submitted)
+        forwards = sum(choice.forwards for choice in job.submitted)
         ends = sorted({choice.finish_reason or job.outcome for choice in job.choices})
         fields |= {"id": job.id, "prompt_tokens": prompt_tokens, "tokens": tokens}
         fields |= {"forwards": forwards, "ended_by": ends}

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec.structs import replace
-
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineOutput
 from runtime.request.output import CompletionState
@@ -19,7 +17,7 @@ from runtime.server.engine_client.client import EngineClient
 from runtime.server.serving.generation import Timings, Usage
 from runtime.structured_output.grammar_cache import GrammarError
 
-ABORT_SECONDS = 5.0  # maximum wait for the tokens of aborted requests; a step may take that long on a CPU
+ABORT_SECONDS = 60.0  # maximum wait for the counts of aborted requests; a step may take that long on a CPU
 MAX_BATCH = 128  # outputs of one HTTP request that are processed before the event loop serves other requests
 
 
@@ -75,7 +73,8 @@ class GenerationJob:
         self.first_block = False
         self.submitted = [choice for choice in (*choices, *scores) if choice.finish_reason is None]
         self.choice_ids = {choice.spec.id for choice in choices}
-        self.open_ids = {choice.spec.id for choice in self.submitted}
+        self.submitted_ids = [choice.spec.id for choice in self.submitted]
+        self.open_ids = set(self.submitted_ids)
         self.outcome = "aborted"
         self.output_queue = frontend.submit([choice.spec for choice in self.submitted])
         self.deadline: asyncio.TimerHandle | None = None
@@ -94,20 +93,22 @@ class GenerationJob:
             self.frontend.request_metrics.requests.labels(self.outcome).inc()
 
     async def receive_aborted(self) -> None:
-        """Waits a moment for the tokens of aborted requests that send them at their end. The log has their number."""
+        """Waits for the last outputs of aborted requests. The log has their counts of tokens and forwards."""
         aborted, queue = self.frontend.aborted, self.output_queue
+        if queue.empty() and aborted.keys().isdisjoint(self.submitted_ids):
+            return
         try:
             async with asyncio.timeout(ABORT_SECONDS):
-                while not queue.empty() or any(choice.spec.id in aborted for choice in self.submitted):
+                while not (queue.empty() and aborted.keys().isdisjoint(self.submitted_ids)):
                     item = await queue.get()
                     if not isinstance(item, RequestError):
                         index, output = item
-                        self.submitted[index].update(replace(output, finish_reason=None))
+                        self.submitted[index].count(output)
         except TimeoutError:
             pass
         finally:
-            for choice in self.submitted:
-                aborted.pop(choice.spec.id, None)
+            for id in self.submitted_ids:
+                aborted.pop(id, None)
 
     def _time_out(self, limit: float) -> None:
         self.output_queue.put_nowait(RequestError(f"the request exceeded --request-timeout ({limit:g} s)", status=504))
@@ -128,6 +129,9 @@ class GenerationJob:
             items, batch = [await inbox.get()], []
             while not inbox.empty() and len(items) < MAX_BATCH:
                 items.append(inbox.get_nowait())
+            for item in items:  # before any of them raises
+                if not isinstance(item, RequestError):
+                    self.submitted[item[0]].count(item[1])
             for item in items:
                 if isinstance(item, RequestError):
                     self.outcome = "timeout" if item.status == 504 else "error"
@@ -193,21 +197,28 @@ class GenerationJob:
     # -- fields of responses
 
     def usage(self) -> Usage:
-        """Returns the usage. Each prompt counts once, and completions of one prompt are consecutive."""
-        per_prompt = len(self.choices) // self.prompts
-        firsts = self.choices[::per_prompt]
-        counts = [(one.prompt_tokens, one.completion_tokens, one.reasoning_tokens) for one in self.choices]
-        prompt_tokens = sum(prompt for prompt, _, _ in counts[::per_prompt])
-        completion_tokens = sum(completion for _, completion, _ in counts)
+        prompt_tokens = self.prompt_tokens
+        completion_tokens = sum(choice.completion_tokens for choice in self.choices)
         usage: Usage = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in firsts)},
+            "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in self._of_prompts)},
         }
         if any(choice.parts is not None for choice in self.choices):
-            usage["completion_tokens_details"] = {"reasoning_tokens": sum(reasoning for _, _, reasoning in counts)}
+            reasoning = sum(choice.reasoning_tokens for choice in self.choices)
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
         return usage
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts, each of which counts once."""
+        return sum(choice.prompt_tokens for choice in self._of_prompts)
+
+    @property
+    def _of_prompts(self) -> list[CompletionState]:
+        """The first completion of each prompt. Completions of one prompt are consecutive."""
+        return self.choices[:: len(self.choices) // self.prompts]
 
     def timings(self) -> Timings:
         """Returns the seconds in the queue, until the first text (streams only), and in total."""
