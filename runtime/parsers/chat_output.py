@@ -149,6 +149,9 @@ class ChatOutputParser:
         if self.ended or not text:
             return []
         reasoning, rest = self._reasoning_parser.push(text)
+        if self._call_parser is None and not reasoning:
+            self.content += rest
+            return [Text(rest)] if rest else []
         return self._apply([*_reasoning(reasoning), *self._push_text(rest)])
 
     def finish(self, cut: bool) -> list[Delta]:

@@ -18,7 +18,7 @@ StreamMode = Literal["final", "stable", "denoise"]
 FinishReason = Literal["stop", "length", "max_nfe", "repetition", "abort", "error"]
 
 
-class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
+class DecodingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Resolved decoding parameters of a request (docs/research/decoding-rules.md#values-of-fields).
 
     `values` maps the fields of the strategy and of the unmasking algorithm (``runtime.request.field_spec``) to values.
@@ -75,7 +75,7 @@ class ToolNames(msgspec.Struct, frozen=True, kw_only=True):
     in_reasoning: bool = False
 
 
-class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
+class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A validated request. The caller has validated it against ``EngineInfo``; the engine does not."""
 
     id: str
@@ -120,7 +120,7 @@ class TokenLogprobs(msgspec.Struct):
     end: int | None = None  # the token that ended the output; the last entries are then for it
 
 
-class EngineOutput(msgspec.Struct, kw_only=True):
+class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Output of one request after a step.
 
     ``stream_mode="final"``: sent once, when the request finishes. ``"stable"``: when the stable text grew, and at the
@@ -224,7 +224,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class EngineStats(msgspec.Struct, kw_only=True):
+class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Counters since the start, gauges, and observations for histograms. The metrics page lists them."""
 
     waiting: int = 0

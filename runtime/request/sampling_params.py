@@ -191,8 +191,7 @@ def check_fields(params: SamplingParams, at: At = str) -> None:
         RequestError: a field is invalid.
     """
     for name, value in vars(params).items():  # in the order of their declarations
-        field = _CHECKED.get(name)
-        if value is None or field is None:
+        if value is None or (field := _CHECKED.get(name)) is None:
             continue
         param = at(name)
         if field.refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -9,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import runtime
 from runtime.config.suggestions import did_you_mean
@@ -23,7 +25,7 @@ from runtime.server.middleware.tracing import Tracing
 from runtime.server.openai import chat, completions, responses
 from runtime.server.openapi import decoding_schema, request_defaults, secure, set_sampling_defaults, type_schemas
 from runtime.server.serving.context import ServerContext
-from runtime.server.serving.routes import fast_routes
+from runtime.server.serving.routes import RouteHandler, fast_routes
 
 TAGS = {  # groups of the API docs, in order
     "OpenAI": "Routes of OpenAI's API.",
@@ -39,7 +41,23 @@ MAX_SUGGESTED_FOR = 64  # characters of a path that similar routes are searched 
 
 
 class App(FastAPI):
-    """FastAPI with an OpenAPI document of routes that parse their bodies themselves, and of the keys that they need."""
+    """FastAPI with an OpenAPI document of routes that parse their bodies themselves, and of the keys that they need.
+
+    Attributes:
+        fast_routes: handlers by method and path that are called without the framework, whose middleware would take as
+            long as a short answer.
+        without_framework: middleware of these routes.
+    """
+
+    fast_routes: Mapping[tuple[str, str], RouteHandler]
+    without_framework: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (scope["method"], scope["path"]) in self.fast_routes:
+            scope["app"] = self
+            await self.without_framework(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         context: ServerContext = self.state.context
@@ -77,15 +95,22 @@ def make_app(context: ServerContext, keys: ApiKeys, tracer: Tracing | None) -> A
     routers = [*(module.router for module in modules), routes.adapter_router]
     for router in routers:
         app.include_router(router)
-    app.add_middleware(RequestMiddleware, context=context, keys=keys, tracer=tracer, fast_routes=fast_routes(routers))
-    if context.config.cors_allow_origins:
-        app.add_middleware(  # outermost: a preflight request carries no key
-            CORSMiddleware,
-            allow_origins=list(context.config.cors_allow_origins),
-            allow_methods=["GET", "HEAD", "POST"],
-            allow_headers=["*"],
-            expose_headers=["X-Request-Id", "X-Unmask-Ignored", "Retry-After"],
-        )
+    app.fast_routes = fast_routes(routers)
+
+    def with_middleware(inner: ASGIApp) -> ASGIApp:
+        outer: ASGIApp = RequestMiddleware(inner, context, keys, tracer, app.fast_routes)
+        if context.config.cors_allow_origins:
+            outer = CORSMiddleware(  # outermost: a preflight request carries no key
+                outer,
+                allow_origins=list(context.config.cors_allow_origins),
+                allow_methods=["GET", "HEAD", "POST"],
+                allow_headers=["*"],
+                expose_headers=["X-Request-Id", "X-Unmask-Ignored", "Retry-After"],
+            )
+        return outer
+
+    app.add_middleware(with_middleware)
+    app.without_framework = with_middleware(app)
     app.openapi()  # now: it takes some tenths of a second, which would delay requests
     return app
 

@@ -159,6 +159,8 @@ def configure_logging(level: str, fmt: str, process: str) -> None:
     hub = logging.getLogger("huggingface_hub")
     hub.handlers[:], hub.propagate = [handler], False  # its import stops the propagation
     hub.addHandler = lambda _: None  # type: ignore[assignment, method-assign]  # its import adds one without the filter
+    # no format has these, and a record of each request would look them up
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -44,24 +44,30 @@ class TokenByteDecoder:
         # A character, and the number of its occurrences that are stripped from the start of a text.
         self._strip: tuple[str, int] | None = None
         self._read(decoder)
-        self._cache: dict[int, bytes] = {}
+        self._cache = _Cache(self)
         self._continues = False
 
     def __call__(self, token: int, first: bool = False) -> bytes:
         """Returns the bytes of one id. `first`: it begins a text."""
-        if first and not self._continues:
-            return self._bytes(token, True)
-        found = self._cache.get(token)
-        if found is None:
-            found = self._cache[token] = self._bytes(token, False)
-        return found
+        return self._bytes(token, True) if first and not self._continues else self._cache[token]
+
+    def join(self, ids: Iterable[int]) -> bytes:
+        """Returns the bytes of ids that continue a text."""
+        return b"".join(map(self._cache.__getitem__, ids))
+
+    def begin(self, ids: Sequence[int]) -> bytes | None:
+        """Returns the bytes of ids that begin a text; None if none of them is known, as those do not begin it."""
+        for n, token in enumerate(ids):
+            if token in self:
+                return self(token, first=True) + self.join(ids[n + 1 :])
+        return None
 
     def visible(self, marks: tuple[str, ...] = ()) -> TokenByteDecoder:
         """Returns a decoder of output text, in which only special tokens that are part of `marks` have bytes."""
         found = self._visible.get(marks)
         if found is None:
             found = copy.copy(self)
-            found._cache = {}
+            found._cache = _Cache(found)
             found._hidden = frozenset(id for id in self._special if not any(self._tokens[id] in mark for mark in marks))
             self._visible[marks] = found
         return found
@@ -84,8 +90,7 @@ class TokenByteDecoder:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of `ids`."""
-        data = b"".join(self(token, first=i == 0) for i, token in enumerate(i for i in ids if i in self))
-        return self.prefix_stripper()(data.decode("utf-8", "replace"))
+        return self.prefix_stripper()((self.begin(list(ids)) or b"").decode("utf-8", "replace"))
 
     def __contains__(self, token: int) -> bool:
         return token in self._tokens and token not in self._hidden
@@ -136,6 +141,20 @@ class TokenByteDecoder:
         return True
 
 
+class _Cache(dict[int, bytes]):
+    """The bytes of each known id that does not begin a text. It is filled as ids are read."""
+
+    def __init__(self, decoder: TokenByteDecoder) -> None:
+        super().__init__()
+        self._decoder = decoder
+
+    def __missing__(self, token: int) -> bytes:
+        found = self._decoder._bytes(token, False)
+        if token in self._decoder:  # clients may send any number of others
+            self[token] = found
+        return found
+
+
 class PrefixStripper:
     """Strips up to `count` leading `char` from a text that is passed in pieces."""
 
@@ -143,6 +162,8 @@ class PrefixStripper:
         self._char, self._left = char, count
 
     def __call__(self, text: str) -> str:
+        if not self._left:
+            return text
         dropped = min(self._left, len(text) - len(text.lstrip(self._char)))
         self._left = self._left - dropped if dropped == len(text) else 0
         return text[dropped:]

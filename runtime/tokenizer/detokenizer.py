@@ -87,13 +87,11 @@ class IncrementalDetokenizer(TextBuilder):
         return self._release(self._strip(self._utf8.decode(self._bytes(ids))))
 
     def _bytes(self, ids: list[int]) -> bytes:
-        if self._first:  # unknown ids have no bytes, and do not begin the text
-            known = next((n for n, token in enumerate(ids) if token in self._pieces), len(ids))
-            if known == len(ids):
-                return b""
-            self._first = False
-            return self._pieces(ids[known], first=True) + b"".join(map(self._pieces, ids[known + 1 :]))
-        return b"".join(map(self._pieces, ids))
+        if not self._first:
+            return self._pieces.join(ids)
+        found = self._pieces.begin(ids)
+        self._first = found is None
+        return found or b""
 
     def finish(self) -> str:
         """Returns the withheld rest of the text, at the end of generation."""
@@ -125,6 +123,10 @@ class IncrementalDetokenizer(TextBuilder):
                 return passed
             self._preamble = None
             return passed + self._release(fresh)
+        if not self._stop:
+            if fresh:
+                self._parts.append(fresh)
+            return fresh
         window = self._held + fresh
         found = [(at + len(s), at) for s in self._stop if (at := window.find(s)) >= 0]
         if found:

@@ -136,14 +136,16 @@ class CheckedIterable:
 
 def check() -> None:
     """Checks the current rendering's budget. Constants of a template are computed before there is one."""
-    with contextlib.suppress(LookupError):
-        _current.get().check()
+    budget = _current.get(None)
+    if budget is not None:
+        budget.check()
 
 
 def charge(value: Any) -> None:
     """Counts a value that the current rendering has created."""
-    with contextlib.suppress(LookupError):
-        _current.get().charge(value)
+    budget = _current.get(None)
+    if budget is not None:
+        budget.charge(value)
 
 
 def join_bounded(pieces: Iterable[str], limit: int | None = None) -> str:
@@ -152,6 +154,7 @@ def join_bounded(pieces: Iterable[str], limit: int | None = None) -> str:
     `limit`: maximum number of characters; MAX_CHARS if None.
     """
     limit = MAX_CHARS if limit is None else limit
+    budget = _current.get(None)
     written: list[str] = []
     length = 0
     for piece in pieces:
@@ -159,7 +162,8 @@ def join_bounded(pieces: Iterable[str], limit: int | None = None) -> str:
         length += len(piece)
         if length > limit:
             raise BudgetExceeded(f"writes more than {limit} characters")
-        check()
+        if budget is not None:
+            budget.check()
     return "".join(written)
 
 

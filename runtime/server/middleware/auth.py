@@ -19,7 +19,6 @@ from collections.abc import Collection, Sequence
 from hashlib import sha256
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from runtime.config.api_keys import SETTLE_SECONDS, Stamp, key_file_stamp, read_key_file
@@ -128,6 +127,8 @@ def _public_id(key: bytes) -> str:
     return sha256(sha256(key).digest()).hexdigest()[:16]
 
 
+_READ_HEADERS = (b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode")
+MAX_ACCEPTED_HOSTS = 64  # and characters of each: any client can send others
 _OWN_SITES = frozenset({"same-origin", "none"})  # "none": typed, or from a bookmark
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _KEYS = "or let clients send a key (--api-key-file)"
@@ -152,13 +153,16 @@ class OriginPolicy:
         self._any_origin = "*" in origins
         self._origins = {origin.rstrip("/").lower() for origin in origins}
         self._pages = frozenset(pages)
+        self._accepted_hosts: set[str] = set()  # those of earlier requests, which are not parsed again
 
     def check(self, scope: Scope) -> None:
         """Raises RequestError (403) for a request that a page of another origin may have caused."""
-        headers = Headers(scope=scope)
-        hosts, origins = headers.getlist("host"), headers.getlist("origin")
-        sites = [site.strip().lower() for site in headers.getlist("sec-fetch-site")]
-        navigates = headers.get("sec-fetch-mode", "").strip().lower() == "navigate"
+        found: dict[bytes, list[str]] = {name: [] for name in _READ_HEADERS}
+        for header, value in scope["headers"]:
+            if header in found:
+                found[header].append(value.decode("latin-1").strip().lower())
+        hosts, origins, sites, modes = found.values()
+        navigates = modes[:1] == ["navigate"]
         # Probes name a pod's address.
         if self._checks_host and (self._on_loopback or scope["path"] not in OPEN_PATHS):
             self._check_hosts(hosts)
@@ -166,7 +170,7 @@ class OriginPolicy:
             return
         if sites and all(site in _OWN_SITES for site in sites):
             return
-        if origins and all(origin.lower() in self._origins for origin in origins):
+        if origins and all(origin in self._origins for origin in origins):
             return
         if sites:
             if navigates and scope["method"] in ("GET", "HEAD") and scope["path"] in self._pages:
@@ -177,10 +181,14 @@ class OriginPolicy:
 
     def _check_hosts(self, hosts: Collection[str]) -> None:
         for host in hosts:
+            if host in self._accepted_hosts:
+                continue
             name = host_name(host)
             if name not in self._hosts and not is_loopback(name):
                 message = f"Host: is not a name of this server; add it with --allowed-hosts, {_KEYS}"
                 raise RequestError(message, param="Host", status=403, code="host_not_allowed")
+            if len(host) <= MAX_ACCEPTED_HOSTS and len(self._accepted_hosts) < MAX_ACCEPTED_HOSTS:
+                self._accepted_hosts.add(host)
 
 
 def host_name(host: str) -> str:
