@@ -95,7 +95,7 @@ def make_app(context: ServerContext, keys: ApiKeys, tracer: Tracing | None) -> A
     routers = [*(module.router for module in modules), routes.adapter_router]
     for router in routers:
         app.include_router(router)
-    app.fast_routes = fast_routes(routers)
+    app.fast_routes = {**fast_routes(routers), ("GET", "/metrics"): routes.metrics}  # pickers scrape every 50 ms
 
     def with_middleware(inner: ASGIApp) -> ASGIApp:
         outer: ASGIApp = RequestMiddleware(inner, context, keys, tracer, app.fast_routes)

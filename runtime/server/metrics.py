@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import platform
 import time
@@ -11,15 +12,30 @@ from collections import Counter as Counts
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
 
 import runtime
 from runtime.request.eager_reason import EagerReason
 from runtime.request.engine_messages import EngineInfo, EngineStats
 
 stats_log = logging.getLogger("unmask.load")
+
+# the library does not declare the types of these
+_format_number: Callable[[float], str] = floatToGoString
+_leave_out_created: Callable[[], None] = disable_created_metrics
+_leave_out_created()  # a tenth of the samples, which this text format has no use for
 
 STATS_SECONDS = 10.0  # between lines of the log with the throughput
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -299,13 +315,59 @@ _HISTOGRAMS = {  # lists of EngineStats -> (metric without prefix, help, buckets
     "batch_sizes": ("batch_size", "Requests in an engine step.", POWERS),
     "block_steps": ("steps_per_block", "Steps per finished block.", POWERS),
 }
-_RENDERING = 0.1  # of a processor, in the long run, goes into rendering /metrics
-_RENDERING_AT_ONCE = 0.5  # seconds of a processor that may go into it at once
+KEPT_SECONDS = 0.2  # time for which a text of /metrics is returned again
+_RENDERING = 0.1  # most that may go into rendering /metrics, of a processor
 _VERSIONS = {"version": runtime.__version__, "python": platform.python_version()}
 
 
-class Metrics(Collector):
-    """All metrics of /metrics."""
+class TextFormat:
+    """Writes metrics in Prometheus' text format, as ``prometheus_client.generate_latest`` does.
+
+    A head of a metric, or the name and labels of a sample, are formatted when they first occur. The library formats
+    them each time, which takes most of its time.
+
+    Args:
+        added: labels that all samples get.
+        bare: names of the metrics whose samples do not get them.
+    """
+
+    def __init__(self, added: Mapping[str, str], bare: Collection[str]) -> None:
+        self._added = added
+        self._bare = bare
+        self._heads: dict[str, str] = {}  # by name of the metric
+        self._names: dict[tuple[str, ...], str] = {}  # by name and label values, for those of the last text
+
+    def write(self, metrics: Iterable[Metric]) -> bytes:
+        lines: list[str] = []
+        last, self._names = self._names, {}
+        for metric in metrics:
+            lines.append(self._heads.get(metric.name) or self._head(metric))
+            for sample in metric.samples:
+                key = (sample.name, *sample.labels.values())
+                name = last.get(key) or self._name(metric, sample)
+                self._names[key] = name
+                lines.append(f"{name} {_format_number(sample.value)}\n")
+        return "".join(lines).encode()
+
+    def _head(self, metric: Metric) -> str:
+        suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
+        kind = {"info": "gauge", "unknown": "untyped"}.get(metric.type, metric.type)
+        text = metric.documentation.replace("\\", r"\\").replace("\n", r"\n")
+        head = f"# HELP {metric.name}{suffix} {text}\n# TYPE {metric.name}{suffix} {kind}\n"
+        return self._heads.setdefault(metric.name, head)
+
+    def _name(self, metric: Metric, sample: Sample) -> str:
+        labels = sample.labels if metric.name in self._bare else {**sample.labels, **self._added}
+        shown = ",".join(f'{label}="{_escaped(value)}"' for label, value in sorted(labels.items()))
+        return f"{sample.name}{{{shown}}}" if shown else sample.name
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+class Metrics:
+    """All metrics of /metrics. They have the label ``model_name``, except for those of `UNLABELLED`."""
 
     def __init__(self, model_name: str, observed: Collector) -> None:
         """Registers the metrics.
@@ -314,13 +376,12 @@ class Metrics(Collector):
             model_name: Value of the label `model_name`.
             observed: Metrics of front ends.
         """
-        self.clock = time.monotonic  # credit for rendering grows with it
-        self.cpu_clock = time.thread_time  # rendering is charged with the time of the calling thread
+        self.clock = time.monotonic
+        self.cpu_clock = time.thread_time  # of the rendering thread
         self.last = b""
-        self.rendered = 0.0
-        self.credit = _RENDERING_AT_ONCE
+        self.kept_until = -math.inf
+        self.format = TextFormat({"model_name": model_name}, UNLABELLED)
         self.registry = CollectorRegistry()
-        self.model_name = model_name
         self.engine_metrics = EngineMetrics()
         self.registry.register(self.engine_metrics)
         self.registry.register(observed)
@@ -334,14 +395,6 @@ class Metrics(Collector):
         self.backends = Gauge("unmask_backends_ready", "Backend processes that are ready.", registry=self.registry)
         self.build = Info("unmask_build", "Version, model family and device.", registry=self.registry)
         self.build.info(_VERSIONS)
-
-    def collect(self) -> Iterator[Metric]:
-        """Yields the metrics, with the label ``model_name`` except for those of `UNLABELLED`."""
-        for metric in self.registry.collect():
-            if metric.name not in UNLABELLED:
-                added = {"model_name": self.model_name}
-                metric.samples = [sample._replace(labels={**sample.labels, **added}) for sample in metric.samples]
-            yield metric
 
     def on_loaded(self, info: EngineInfo, seconds: float) -> None:
         self.engine_metrics.max_running_requests = info.max_num_reqs
@@ -373,22 +426,18 @@ class Metrics(Collector):
     def text(self) -> bytes:
         """Renders all metrics, or returns the last text again.
 
-        /metrics needs no key, so rendering is limited to `_RENDERING` of a processor. It is charged with the thread's
-        CPU time, so that a busy machine does not repeat old text. A quarter of the wall time is the least that it is
-        charged with: the event loop waits meanwhile.
+        /metrics needs no key, so a text is kept for `KEPT_SECONDS`, and for so long that rendering takes `_RENDERING`
+        of a processor. It is charged with the thread's CPU time, so that a busy machine does not repeat old text. A
+        quarter of the wall time is the least that it is charged with: the event loop waits meanwhile.
         """
-        now = self.clock()
-        due, self.credit, self.rendered = self.due(), self._saved(now), now
-        if due:
-            began = self.cpu_clock()
-            self.last = generate_latest(self)
-            self.credit -= max(self.cpu_clock() - began, (self.clock() - now) / 4)
+        if self.due():
+            began, began_cpu = self.clock(), self.cpu_clock()
+            self.last = self.format.write(self.registry.collect())
+            now = self.clock()
+            spent = max(self.cpu_clock() - began_cpu, (now - began) / 4)
+            self.kept_until = now + max(KEPT_SECONDS, spent / _RENDERING)
         return self.last
 
     def due(self) -> bool:
         """Whether the next text is rendered anew."""
-        return not self.last or self._saved(self.clock()) > 0
-
-    def _saved(self, now: float) -> float:
-        """Seconds of a processor that may go into rendering."""
-        return min(self.credit + (now - self.rendered) * _RENDERING, _RENDERING_AT_ONCE)
+        return self.clock() >= self.kept_until

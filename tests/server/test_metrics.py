@@ -1,19 +1,24 @@
 """Tests of metrics: their labels, the cost of rendering them, and the sums of several frontend processes."""
 
 import json
+import math
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from runtime.request.engine_messages import EngineStats
 from runtime.server.frontend_processes.metrics import FrontendMetrics
 from runtime.server.metrics import UNLABELLED, Metrics, RequestMetrics
+from tests.request.test_sampling_params import INFO
 from tests.server.harness import FAKE, ROOT, serving
 from tests.wait import wait_until
 from unmask_operator.api.autoscaling import EXTRA_GAUGES, GAUGES
@@ -32,55 +37,69 @@ def test_only_samples_that_the_operator_reads_lack_the_models_name() -> None:
     assert stopped.value == 1
 
 
-def test_a_sample_is_labeled_once_however_often_it_is_rendered() -> None:
-    metrics = Metrics("m", RequestMetrics())
-    metrics.cpu_clock = lambda: 0.0
-    first = metrics.text()
-    assert metrics.text().count(b"model_name") == first.count(b"model_name")
+class Labeled(Collector):
+    """The metrics of a server for the library's writer, with the label of the model."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self.metrics.registry.collect():
+            if metric.name not in UNLABELLED:
+                metric.samples = [s._replace(labels={**s.labels, "model_name": "m"}) for s in metric.samples]
+            yield metric
 
 
-class Clocks:
-    """A clock, and a CPU clock by which each rendering takes a second."""
-
-    def __init__(self) -> None:
-        self.now = self.used = 0.0
-
-    def cpu(self) -> float:
-        self.used += 1.0  # the clock is read before and after each rendering
-        return self.used
-
-
-def test_rendering_uses_a_tenth_of_a_processor_and_no_more() -> None:
-    clocks, observed = Clocks(), RequestMetrics()
+def test_the_text_is_that_of_the_library() -> None:
+    observed = RequestMetrics()
     metrics = Metrics("m", observed)
-    metrics.clock, metrics.cpu_clock = lambda: clocks.now, clocks.cpu
+    metrics.cpu_clock = metrics.clock = lambda: 0.0
+    metrics.registry.register(OddMetrics())
+    assert metrics.text() == generate_latest(Labeled(metrics))
+    for adapter in ('an "odd"\\ name\n', "b"):
+        metrics.kept_until = 0.0
+        metrics.engine_metrics.live_by_replica, metrics.engine_metrics.work_by_replica = [1], [2]
+        metrics.engine_metrics.adapters = [adapter]
+        observed.requests.labels("stop").inc()
+        observed.end_to_end.observe(0.2)
+        metrics.on_loaded(INFO, 2.5)
+        text = metrics.text()
+        assert text == generate_latest(Labeled(metrics))
+    assert b'lora="b"' in text
+    assert b'odd"' not in text
+
+
+class OddMetrics(Collector):
+    def collect(self) -> Iterator[Metric]:
+        odd = Metric("odd", "A help of two\nlines and a \\.", "unknown")
+        for value in (0, 1e300, math.inf, -math.inf, math.nan, 12345678.9):
+            odd.add_sample("odd", {"value": str(value)}, value)
+        yield odd
+
+
+@pytest.mark.parametrize(
+    ("waited", "cpu", "kept"), [(0.0, 0.001, 0.2), (0.0, 0.1, 1.0), (0.4, 0.02, 1.0)],
+    ids=["a short rendering", "a tenth of a processor", "a quarter of the wall time"],
+)  # fmt: skip
+def test_a_text_is_kept_so_that_scrapers_take_little_time(waited: float, cpu: float, kept: float) -> None:
+    now = used = 0.0
+    observed = RequestMetrics()
+    metrics = Metrics("m", observed)
+    metrics.clock, metrics.cpu_clock = lambda: now, lambda: used
+
+    class Slow(Collector):
+        def collect(self) -> Iterator[Metric]:
+            nonlocal now, used
+            now, used = now + waited, used + cpu
+            return iter(())
+
+    metrics.registry.register(Slow())
     first = metrics.text()
     observed.requests.labels("stop").inc()
-    clocks.now += 5  # a credit of 0.5 s, less 1 s of rendering, plus 0.5 s for the 5 s
-    assert not metrics.due()
+    now += kept - 0.01
     assert metrics.text() is first
-    clocks.now += 0.1
-    assert metrics.due()
+    now += 0.02
     assert b'outcome="stop"' in metrics.text()
-
-
-@pytest.mark.parametrize(("seconds", "rendered_again"), [(3.0, True), (4.0, False)])
-def test_time_in_which_rendering_waits_is_charged_at_a_quarter(seconds: float, rendered_again: bool) -> None:
-    """A credit of 0.5 s lasts for 3.3 s of waiting, during which a tenth of the time is credited."""
-    now, observed = 0.0, RequestMetrics()
-    metrics = Metrics("m", observed)
-    metrics.clock = lambda: now
-
-    class Waits:
-        def collect(self) -> list[Metric]:
-            nonlocal now
-            now += seconds
-            return []
-
-    metrics.registry.register(Waits())
-    metrics.text()
-    observed.requests.labels("stop").inc()
-    assert (b'outcome="stop"' in metrics.text()) is rendered_again
 
 
 @pytest.mark.parametrize("replicas", [2])
@@ -138,7 +157,7 @@ class Server:
     def __init__(self, directory: Path) -> None:
         self.frontends = FrontendMetrics(directory / "metrics")
         self.metrics = Metrics("m", self.frontends)
-        self.metrics.cpu_clock = self.metrics.clock = lambda: 0.0
+        self.metrics.cpu_clock = lambda: 0.0
         engine = self.metrics.engine_metrics
         engine.live_by_replica, engine.work_by_replica, engine.adapters = [0], [0], ["an adapter"]
         engine.max_running_requests = 100
@@ -150,6 +169,7 @@ class Server:
         subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT), **self.frontends.environment()}, check=True)
 
     def values(self) -> dict[str, float]:
+        self.metrics.kept_until = 0.0
         text = self.metrics.text().decode()
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         return {

@@ -57,8 +57,9 @@ async def startup(context: Context) -> Response:
     response_model=None,
     responses=error_docs(403),
 )
-async def metrics(context: Context) -> Response:
+async def metrics(request: Request) -> Response:
     """Prometheus text."""
+    context: ServerContext = request.app.state.context
     text = await context.engine_client.call("metrics")
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -8,7 +8,6 @@ decrease.
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,7 +16,6 @@ from prometheus_client import CollectorRegistry, Gauge, values
 from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from runtime.server.metrics import EngineMetrics, RequestMetrics
 
@@ -54,7 +52,6 @@ class FrontendMetrics(Collector):
 
     Attributes:
         engine_metrics: receives the live requests of all processes at each refresh.
-        started: time of creation, Unix seconds.
         unused: metrics without values, which provide the names of all metrics.
         found: metrics by name, as of the last refresh.
     """
@@ -64,7 +61,6 @@ class FrontendMetrics(Collector):
         directory.mkdir(mode=0o700)
         self.directory = directory
         self.engine_metrics = EngineMetrics()
-        self.started = time.time()
         self.unused = RequestMetrics()
         self.files = MultiProcessCollector(None, str(directory))  # type: ignore[no-untyped-call]
         self.found: dict[str, Metric] = {}
@@ -115,12 +111,5 @@ class FrontendMetrics(Collector):
     def _merged(self, metric: Metric) -> Metric:
         found = self.found.get(metric.name)
         if found is not None:
-            metric.samples = [*found.samples, *self._created(found)]
+            metric.samples = found.samples
         return metric
-
-    def _created(self, metric: Metric) -> list[Sample]:
-        """Returns the samples `NAME_created`, the time at which counting began, which the files do not contain."""
-        if metric.type == "gauge":
-            return []
-        label_sets = {tuple((k, v) for k, v in s.labels.items() if k != "le"): None for s in metric.samples}
-        return [Sample(f"{metric.name}_created", dict(labels), self.started) for labels in label_sets]

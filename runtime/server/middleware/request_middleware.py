@@ -117,7 +117,8 @@ class RequestMiddleware:
                     await job.receive_aborted()
             finally:  # also if the server cancels this task meanwhile
                 log_request(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)
-            if self.tracer is not None and (scope["method"], scope["path"]) in self.fast_routes and status != 401:
+            traced = (scope["method"], scope["path"]) in self.fast_routes and scope["path"] not in self.open
+            if self.tracer is not None and traced and status != 401:
                 self.tracer.record(scope, request_id.decode(), context.names[0], status, arrived)
 
     def _admit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:

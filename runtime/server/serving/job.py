@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineOutput
 from runtime.request.output import CompletionState
@@ -103,7 +105,10 @@ class GenerationJob:
                     item = await queue.get()
                     if not isinstance(item, RequestError):
                         index, output = item
-                        self.submitted[index].count(output)
+                        choice = self.submitted[index]
+                        choice.count(output)
+                        if choice.finish_reason is None:
+                            choice.update(replace(output, finish_reason=None))
         except TimeoutError:
             pass
         finally:
