@@ -28,8 +28,8 @@ from tests.oracle import rules
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "developer" / "extending.md").read_text(encoding="utf-8")
 EXAMPLES = [
-    "runtime/strategies/single_bd.py", "runtime/algorithms/best_few.py", "runtime/models/twin.py",
-    "runtime/parsers/bracketed.py",
+    "runtime/strategies/single_bd.py", "runtime/strategies/counted_bd.py", "runtime/algorithms/best_few.py",
+    "runtime/models/twin.py", "runtime/parsers/bracketed.py",
 ]  # fmt: skip
 PROMPTS = [list(range(40, 61)), list(range(100, 132)), [7]]  # the second ends at the end of a block
 
@@ -97,6 +97,18 @@ def test_a_strategy(run):
     new = answers(params, decoding_strategy="single_bd", buffer_size=4)
     assert new == answers(params, buffer_size=1)
     assert new != answers(params, buffer_size=4)
+
+
+def test_a_strategy_that_changes_one_rule(run):
+    run("runtime/strategies/counted_bd.py")
+
+    def decode(decoding_strategy, **decoding):
+        params = SamplingParams(max_tokens=36, ignore_eos=True, decoding={"accept_threshold": 0.02, **decoding})
+        return answers(params, decoding_strategy=decoding_strategy, buffer_size=4)
+
+    assert decode("counted_bd", opens_after=1) == decode("multi_bd", add_block_threshold=0.001)
+    assert decode("counted_bd", opens_after=64) == decode("multi_bd", add_block_threshold=1.0)
+    assert decode("counted_bd", opens_after=64) != decode("counted_bd", opens_after=1)
 
 
 def test_an_unmasking_algorithm(run, tmp_path):

@@ -259,7 +259,10 @@ def resolve_family(name: str | None, config: Mapping[str, Any]) -> ModelFamily[A
     by_key = {family.key: family for family in _FAMILIES.values()}
     if name is not None:
         if name not in _FAMILIES:
-            raise ConfigError(f"--model-name {name!r} is not a known family; known: {', '.join(families())}")
+            raise ConfigError(
+                f"--model-name {name!r} is not a known family; known: {', '.join(families())}; load another one with "
+                "--plugin"
+            )
         return _check_recognized(name, config, by_key)
     named = set(architectures(config))
     found = {key for key, family in by_key.items() if family.detect(config)}
@@ -267,7 +270,8 @@ def resolve_family(name: str | None, config: Mapping[str, Any]) -> ModelFamily[A
     description = f"config.json's model_type {config.get('model_type')!r} with architectures {sorted(named)}"
     if not claimed:
         raise ConfigError(
-            f"{description} belongs to no known family; known: {', '.join(families())} (name one with --model-name)"
+            f"{description} belongs to no known family; known: {', '.join(families())}; name one with --model-name, or "
+            "load another one with --plugin"
         )
     if len(claimed) > 1:
         raise ConfigError(

@@ -19,6 +19,13 @@ from runtime.strategies.registry import register_strategy
 
 @register_strategy("multi_bd")
 class MultiBlock(Strategy):
+    """The multi-block loop. Its public methods are the rules that another strategy may replace, one at a time.
+
+    Attributes:
+        default_buffer_size: default of --buffer-size.
+        shift_by: the logits of a position are those of the row `shift_by` positions before it.
+    """
+
     fields: tuple[Field, ...] = (
         fraction_field("add_block_threshold", 0.1, "progress of the last block from which the next block opens"),
         fraction_field(
@@ -29,8 +36,8 @@ class MultiBlock(Strategy):
         ),
     )
 
-    default_buffer_size = 1  # default of --buffer-size
-    shift_by = 0  # the logits of a position are those of the row `shift_by` positions before it
+    default_buffer_size = 1
+    shift_by = 0
 
     def __init__(self, context: DecodingContext) -> None:
         self.block_size = context.block_size
@@ -53,12 +60,14 @@ class MultiBlock(Strategy):
         if not request.blocks_opened:
             request.blocks_opened = True
             if not request.blocks and request.next_start < request.prompt_len:
-                self._open_block(request)  # this block contains the end of an unaligned prompt
-            while len(request.blocks) < self._max_open_blocks(request) and self._may_open(request):
-                self._open_block(request)
+                self.open_block(request)  # this block contains the end of an unaligned prompt
+            while request.next_start < request.end and len(request.blocks) < self.max_open_blocks(request):
+                if request.blocks and not self.may_open(request):
+                    break
+                self.open_block(request)
                 if request.blocks:  # otherwise it has no masks, and the next block opens too
                     break
-        return ForwardSpan(request.num_final_tokens - self.shift_by, request.next_start, self._choose_blocks(request))
+        return ForwardSpan(request.num_final_tokens - self.shift_by, request.next_start, self.choose_blocks(request))
 
     def successors(self, request: Request, span: ForwardSpan) -> Successors:
         start, end = request.num_final_tokens, request.next_start
@@ -69,11 +78,11 @@ class MultiBlock(Strategy):
             return Successors(continues)
         return Successors(continues, NextForward(min(start, end - self.shift_by), end + self.block_size, end))
 
-    def _max_open_blocks(self, request: Request) -> int:
+    def max_open_blocks(self, request: Request) -> int:
         """Returns the maximum number of open blocks: 1 if a grammar or forced tokens unmask from left to right."""
         return 1 if request.decodes_left_to_right else self.buffer_size
 
-    def _open_block(self, request: Request) -> None:
+    def open_block(self, request: Request) -> None:
         """Opens the next block. If pinned tokens cover it, it is finished, and may be final at once."""
         start = request.next_start
         request.next_start = start + self.block_size
@@ -82,7 +91,7 @@ class MultiBlock(Strategy):
             block.numbers.step_budget = self._step_budget(request, start)
         request.blocks.append(block)
         if not block.masks:
-            del request.blocks[: self._advance_final(request)]
+            del request.blocks[: self.advance_final(request)]
 
     def _step_budget(self, request: Request, start: int) -> int:
         """Returns the steps of the block at `start` out of the total of the request."""
@@ -92,12 +101,9 @@ class MultiBlock(Strategy):
         steps = block_update.split_steps(request.spec.decoding.total_steps, masks.tolist())
         return steps[(start - first) // self.block_size]
 
-    def _may_open(self, request: Request) -> bool:
-        if request.next_start >= request.end:
-            return False
+    def may_open(self, request: Request) -> bool:
+        """Returns whether the next block opens while others are open. Without an open block it opens in any case."""
         blocks = request.blocks
-        if not blocks:
-            return True
         newest, values = blocks[-1], request.values
         return (
             newest.progress >= values["add_block_threshold"]
@@ -105,7 +111,7 @@ class MultiBlock(Strategy):
             and not any(block.has_eos for block in blocks)
         )
 
-    def _advance_final(self, request: Request) -> int:
+    def advance_final(self, request: Request) -> int:
         """Moves `num_final_tokens` past the leading finished blocks. Returns their number; the caller removes them."""
         n = 0
         for block in request.blocks:
@@ -116,10 +122,11 @@ class MultiBlock(Strategy):
             n += 1
         return n
 
-    def _choose_blocks(self, request: Request) -> list[Block]:
+    def choose_blocks(self, request: Request) -> list[Block]:
         """Returns the blocks to sample, those whose `finished` is not set, and sets their `must_advance`.
 
-        See docs/research/decoding-rules.md#forcing.
+        With a buffer size of 1 the choice for a block stays until it is finished. See
+        docs/research/decoding-rules.md#forcing.
         """
         chosen: list[Block] = []
         before: Block | None = None
@@ -139,7 +146,7 @@ class MultiBlock(Strategy):
         for i, block in enumerate(sampled, first):
             block_update.write_block(request, block, results, i)
         event_start, blocks = request.num_final_tokens, request.blocks
-        num_final = self._advance_final(request) if blocks and block_update.is_finished(request, blocks[0]) else 0
+        num_final = self.advance_final(request) if blocks and block_update.is_finished(request, blocks[0]) else 0
         end = block_update.update_progress(request, event_start=event_start, finished_end=request.num_final_tokens)
         if end is not None:
             block_update.finish_request(request, *end, committed=self.block_layout if self.prefix_caching else None)

@@ -32,6 +32,7 @@ EXAMPLES = {
     "runtime/parsers/bracketed.py",
     "runtime/algorithms/best_few.py",
     "runtime/strategies/single_bd.py",
+    "runtime/strategies/counted_bd.py",
 }
 FOLDERS = (*CODE, "charts", "constraints", "crds", "docs", "examples")
 ROOTS = ("runtime", "training", "unmask_operator", "tools", "tests", "e2e")

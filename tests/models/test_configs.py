@@ -69,7 +69,7 @@ def test_detection(model_type, architectures, family):
     [
         ("llama", ["LlamaForCausalLM"], "belongs to no known family"),
         ("Dream", None, "belongs to no known family"),
-        (None, None, "belongs to no known family"),
+        (None, None, "; name one with --model-name, or load another one with --plugin"),
         ("sdar", ["SDARMoeForCausalLM"], "is ambiguous: it could be sdar or sdar_moe; name the family"),
         ("llada2_moe", ["SeedDiffcoderForCausalLM"], "is ambiguous: it could be llada2 or stable_diffcoder"),
         ("llada2_moe", ["StableDiffcoderForCausalLM"], "is ambiguous: it could be llada2 or stable_diffcoder"),
