@@ -16,6 +16,8 @@ from runtime.client import ServerError, event_object, headers, may_use_proxy, re
 
 ROUTE = "v1/chat/completions"  # under the session's base URL
 HEALTH_ROUTE = "health"
+METRICS_ROUTE = "metrics"
+METRICS_SECONDS = 0.25  # a server may return the same text of /metrics for almost so long
 HEADERS = {"Content-Type": "application/json"}
 IDLE_SECONDS = 4.0  # idle connections are not reused after this; servers close theirs after 5 s at the earliest
 
@@ -160,6 +162,15 @@ async def health_rate(http: aiohttp.ClientSession, clients: int, requests: int) 
     start = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
     return requests / (time.perf_counter() - start)
+
+
+async def frontend_seconds(http: aiohttp.ClientSession) -> float | None:
+    """Returns the CPU seconds of the server's front-end processes so far; None if its /metrics does not have them."""
+    await asyncio.sleep(METRICS_SECONDS)
+    async with http.get(METRICS_ROUTE) as response:
+        lines = (await response.text()).splitlines() if response.status == 200 else []
+    own = [line for line in lines if line.startswith("process_cpu_seconds_total{") and 'process="frontend' in line]
+    return sum(float(line.rpartition(" ")[2]) for line in own) if own else None
 
 
 async def open_loop(

@@ -21,7 +21,7 @@ import uvloop
 
 from runtime.bench import output, plot, started
 from runtime.bench.held_out import read_tasks
-from runtime.bench.load import closed_loop, health_rate, open_loop, session
+from runtime.bench.load import closed_loop, frontend_seconds, health_rate, open_loop, session
 from runtime.bench.multiprocess_load import load_processes
 from runtime.bench.sizes import above_zero
 from runtime.client import DEFAULT_URL, is_address
@@ -144,6 +144,7 @@ async def _measure(
                 for _ in range(args.rounds):
                     todo = made(number)
                     bar = progress.add_task(f"{kind} {value:g}", total=len(todo))
+                    before = await frontend_seconds(client)
                     done: Callable[[], None] = lambda bar=bar: progress.advance(bar)  # type: ignore[misc]  # noqa: E731
                     if several is not None and kind == "clients":
                         result = await several.closed_loop(todo, int(value))
@@ -153,7 +154,9 @@ async def _measure(
                         result = await closed_loop(client, todo, int(value), done)
                     else:
                         result = await open_loop(client, todo, value, args.seed + number, done)
-                    rounds.append(result.summary() | {"prompts": number})
+                    after = await frontend_seconds(client)
+                    used = None if before is None or after is None else 1000 * (after - before) / len(todo)
+                    rounds.append(result.summary() | {"frontend_ms_per_request": used, "prompts": number})
                     progress.remove_task(bar)
                     number += 1
                 rows.append({kind: value, "rounds": rounds})
@@ -229,8 +232,10 @@ def _show(report: dict[str, Any]) -> None:
 
     rounds = report["settings"]["rounds"]
     number = report["settings"]["requests"]
-    table = Table(title=f"{number} requests per round, medians of {rounds} round(s); times in ms")
-    for name in ("load", "ok", "failed", "req/s", "tokens/s", "ttft p50", "p90", "p99", "latency p50", "p90", "p99"):
+    title = f"{number} requests per round, medians of {rounds} round(s); times in ms, CPU of the front end per request"
+    table = Table(title=title)
+    times_shown = ("ttft p50", "p90", "p99", "latency p50", "p90", "p99", "CPU")
+    for name in ("load", "ok", "failed", "req/s", "tokens/s", *times_shown):
         table.add_column(name, justify="left" if name == "load" else "right")
 
     def figure(value: float | None, scale: float = 1.0) -> str:
@@ -248,6 +253,7 @@ def _show(report: dict[str, Any]) -> None:
             figure(_median(each, "requests_per_second")),
             figure(_median(each, "tokens_per_second")),
             *times,
+            "-" if (used := _median(each, "frontend_ms_per_request")) is None else f"{used:.2f}",
         )
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)

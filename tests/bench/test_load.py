@@ -38,7 +38,7 @@ class Server:
         self.arrived = asyncio.Barrier(together)
         self.bodies, self.headers = [], []
         self.connections = {}  # the client's port -> requests on it
-        self.now = self.max_in_flight = self.asked = 0
+        self.now = self.max_in_flight = self.asked = self.scraped = 0
 
     async def answer(self, request):
         trouble = self.fail.get(len(self.bodies))
@@ -61,6 +61,11 @@ class Server:
     async def health(self, request):
         self.asked += 1
         return web.Response()
+
+    async def metrics(self, request):
+        self.scraped += 1
+        lines = (f'process_cpu_seconds_total{{process="frontend-{n}"}} {self.scraped / 4}' for n in range(2))
+        return web.Response(text="\n".join(('process_cpu_seconds_total{process="backend-0"} 99', *lines)))
 
     async def stream(self, request, trouble):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -88,6 +93,7 @@ class Server:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self.answer)
         app.router.add_get("/health", self.health)
+        app.router.add_get("/metrics", self.metrics)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -230,6 +236,7 @@ def test_a_running_server_is_loaded_and_reported(tmp_path, capsys):
     report = json.loads(out.read_text())
     assert [next(iter(load)) for load in report["loads"]] == ["clients", "clients", "rate"]
     assert sum(load["rounds"][0]["ok"] for load in report["loads"]) == 14
+    assert {load["rounds"][0]["frontend_ms_per_request"] for load in report["loads"]} == {500 / 5}
     assert "api_key" not in report["settings"]
     assert server.bodies[-1]["stream_options"] == {"include_usage": True}
     assert {(body["model"], body["decoding"]["accept_threshold"]) for body in server.bodies} == {("m", 0.0)}
