@@ -32,7 +32,7 @@ BELOW_CORE = ("engine_client", "engine_process", "http_protocol", "logs", "metri
 FORBIDDEN_IN_SERVER = {
     **dict.fromkeys(BELOW_CORE, {"serving"} | APIS | ABOVE_APIS),
     "serving": APIS | ABOVE_APIS,
-    **{api: APIS - {api} | ABOVE_APIS for api in APIS},
+    **{api: APIS - {api} | ABOVE_APIS for api in sorted(APIS)},
     "middleware": {"app", "http_server"},
 }
 
