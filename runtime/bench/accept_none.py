@@ -14,7 +14,6 @@ from runtime.scheduling.step_plan import (
     BlockResults,
     DenoiseBlocks,
     PageWrites,
-    SampledBlocks,
     StepPlan,
 )
 from runtime.worker.model_runner import ModelRunner, RunnerStats
@@ -24,13 +23,17 @@ from runtime.worker.next_step import NextStep
 class AcceptNoneRunner:
     """Runs a model runner whose blocks need not advance, so a threshold that nothing exceeds leaves them unchanged.
 
+    Args:
+        rewinds: requests are reset before each step, so no forward can be launched before that.
+
     Attributes:
         plan: that of the last step, with its blocks.
         rows: number of rows of each step.
     """
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, *, rewinds: bool) -> None:
         self.runner = runner
+        self.launches_next = runner.launches_next and not rewinds
         self.plan: StepPlan
         self.rows: list[int] = []
 
@@ -41,10 +44,6 @@ class AcceptNoneRunner:
     @property
     def overlaps(self) -> bool:
         return self.runner.overlaps
-
-    @property
-    def launches_next(self) -> bool:
-        return self.runner.launches_next
 
     def step_context(self) -> AbstractContextManager[None]:
         return self.runner.step_context()
@@ -63,14 +62,11 @@ class AcceptNoneRunner:
         self.plan = replace(self.plan, blocks=blocks)
         self.runner.launch_sampling(blocks, following)
 
-    def wait(self) -> SampledBlocks | None:
+    def wait(self) -> StepPlan | None:
         return self.runner.wait()
 
     def write_pages(self, writes: PageWrites | None) -> None:
         self.runner.write_pages(writes)
-
-    def launch_next(self) -> StepPlan | None:
-        return self.runner.launch_next()
 
     def capture_next(self) -> int:
         return self.runner.capture_next()

@@ -134,10 +134,10 @@ class Live:
         """Times a step. Returns its row, with `measure` including the columns of `_measured`."""
         repeats, info = self.args.repeats, self._info(step)
         runner = self._runner(info)
-        accept_none = AcceptNoneRunner(runner)
+        accept_none = AcceptNoneRunner(runner, rewinds=step.rewinds)
         engine = Engine(info=info, runner=accept_none, strategy=self.strategy, lora_manager=self.adapters)
         # outputs are taken as by a server's engine process
-        engine.set_overlap_callback(engine.take_outputs, lambda: step.rewinds)
+        engine.set_overlap_callback(engine.take_outputs)
         ends = any(member.ends for member in step.members)
         times: list[StepTime] = []
         while len(times) < repeats:

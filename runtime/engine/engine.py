@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from runtime.algorithms.base import EditTokens, algorithms_with_edit_tokens
-from runtime.engine.output_processor import OutputProcessor, make_output
+from runtime.engine.output_processor import OutputProcessor, holds_of, make_output
 from runtime.engine.step_stats import StepStats
 from runtime.errors import AdapterNotLoadedError, ReplicaLost
 from runtime.request.eager_reason import EagerReason
@@ -52,7 +53,6 @@ class Engine:
         self.grammars = grammars
         self.grammar_queue = GrammarQueue(self.scheduler, grammars)
         self._launched: tuple[list[Request], Ints32] | None = None  # requests and segments of the next forward
-        self._has_pending_commands: Callable[[], bool] = bool
         self._requests: dict[str, Request] = {}  # unfinished requests by id
         self._on_outputs: Callable[[], object] = bool  # the overlap callback; the default has no effect
         self._num_arrivals = 0
@@ -216,19 +216,10 @@ class Engine:
 
     def _finish(self, batch: list[ScheduledRequest], following: NextStep | None) -> BlockResults:
         """Waits for the sampled blocks, launches the next forward if it is known, and returns the results."""
-        runner = self.runner
-        reads_names = any(scheduled.request.tool_names is not None for scheduled in batch)
-        sampled = runner.wait()
-        if following is None or sampled is None or self._has_pending_commands():  # a launch would delay them by a step
-            return runner.results()
-        if following.is_stopped(sampled):
-            return runner.results()
-        results = runner.results() if reads_names else None
-        if results is None or not self._output_processor.may_mask(batch, results):
-            plan = runner.launch_next()
-            if plan is not None:
-                self._launched = following.requests, plan.segments
-        return results or runner.results()
+        plan = self.runner.wait()
+        if plan is not None and following is not None:
+            self._launched = following.requests, plan.segments
+        return self.runner.results()
 
     def _prepare_next(self, batch: list[ScheduledRequest]) -> NextStep | None:
         """Returns the outcomes of the step, and allocates their pages; None if they are not known."""
@@ -239,7 +230,9 @@ class Engine:
             return None
         if successors is None:
             return None
-        return self.input_builder.prepare(successors, self.scheduler.max_step_rows)
+        following = self.input_builder.prepare(successors, self.scheduler.max_step_rows)
+        holds = holds_of(batch)
+        return following if holds is None else replace(following, holds=holds)
 
     def _record_step(
         self, requests: int, schedule_start: float, started: float, ended: float, device_seconds: float | None
@@ -262,16 +255,12 @@ class Engine:
                 outputs.append(make_output(request))
         return outputs + self._output_processor.take_failed()
 
-    def set_overlap_callback(
-        self, callback: Callable[[], object], has_pending_commands: Callable[[], bool] = bool
-    ) -> bool:
+    def set_overlap_callback(self, callback: Callable[[], object]) -> bool:
         """Sets a callback that runs while the device runs a step. Returns False if nothing overlaps on this device.
 
         Args:
             callback: must not raise, and may call only `take_outputs`.
-            has_pending_commands: whether requests wait to be added or aborted; no step is launched early then.
         """
-        self._has_pending_commands = has_pending_commands
         if not self.runner.overlaps:
             return False
         self._on_outputs = callback

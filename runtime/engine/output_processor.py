@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+
+import numpy as np
 
 from runtime.engine.step_stats import StepStats
 from runtime.request.engine_messages import EngineOutput, EngineStats, TokenLogprobs
 from runtime.scheduling.grammar_queue import ConstraintError, GrammarQueue, error_message
 from runtime.scheduling.request import Request, ScheduledRequest, Status
 from runtime.scheduling.scheduler import Scheduler
-from runtime.scheduling.step_plan import BlockResults
+from runtime.scheduling.step_plan import UNMASKED, BlockResults, SampledBlocks
 from runtime.scheduling.strategy import Strategy
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
 
@@ -54,15 +57,6 @@ class OutputProcessor:
         stats.edits += sum(results.edits)
         stats.remasks += sum(results.remasks)
         stats.forced += sum(results.forced)
-
-    def may_mask(self, batch: list[ScheduledRequest], results: BlockResults) -> bool:
-        """Returns whether `update_from_output` may mask positions again, since a step began a call of a tool."""
-        first = 0
-        for scheduled in batch:
-            if _may_mask(scheduled, results, first):
-                return True
-            first += len(scheduled.blocks)
-        return False
 
     def take_updated(self) -> list[Request]:
         """Returns the requests with new output, and adds their final page groups to the prefix cache."""
@@ -189,11 +183,25 @@ class OutputProcessor:
         return True
 
 
-def _may_mask(scheduled: ScheduledRequest, results: BlockResults, first: int) -> bool:
-    names = scheduled.request.tool_names
-    if names is None:
-        return False
-    return any(names.may_mask(block.start, block.size, results, i) for i, block in enumerate(scheduled.blocks, first))
+def holds_of(batch: list[ScheduledRequest]) -> Callable[[SampledBlocks], bool] | None:
+    """Returns ``NextStep.holds`` for the requests of a step.
+
+    A stop id may end an output, and positions after the start of a tool call may be masked again.
+    """
+    blocks = [(scheduled.request, block) for scheduled in batch for block in scheduled.blocks]
+    stopping = [i for i, (request, _) in enumerate(blocks) if request.spec.stop_ids]
+    stop_ids = np.array([token for i in stopping for token in blocks[i][0].spec.stop_ids], dtype=np.int64)
+    calling = [(request.tool_names, block, i) for i, (request, block) in enumerate(blocks) if request.tool_names]
+    if not stopping and not calling:
+        return None
+
+    def holds(sampled: SampledBlocks) -> bool:
+        ends = np.isin(sampled.tokens[stopping], stop_ids) & (sampled.state[stopping] == UNMASKED)
+        if ends.any():
+            return True
+        return any(names.may_mask(block.start, block.size, sampled, i) for names, block, i in calling)
+
+    return holds
 
 
 def make_output(request: Request) -> EngineOutput:

@@ -24,7 +24,7 @@ from runtime.executor.rank_worker import error_summary, file_digests_of
 from runtime.executor.serialization import encode_blocks, encode_forward
 from runtime.lora.adapter_checkpoint import Adapter
 from runtime.lora.adapter_weights import LoRAWeights
-from runtime.scheduling.step_plan import DenoiseBlocks, PageWrites, SampledBlocks, StepPlan
+from runtime.scheduling.step_plan import DenoiseBlocks, PageWrites, StepPlan
 from runtime.weights.checkpoint import Checkpoint
 from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
@@ -293,6 +293,7 @@ class DistributedRunner:
         self.executor = executor
         self.stats = local.stats
         local.notify_ranks = lambda rows: executor.broadcast(rpc.FetchRows(rows))
+        local.notify_next = self._send_next
         self.overlaps, self.launches_next = local.overlaps, local.launches_next
         self.must_split, self.results = local.must_split, local.results
         self._step_guard = executor.step_guard()
@@ -313,12 +314,19 @@ class DistributedRunner:
         self.executor.broadcast(rpc.Sample(encode_blocks(blocks)))
         self.local.launch_sampling(blocks, following)
 
-    def wait(self) -> SampledBlocks | None:
-        sampled = self.local.wait()
+    def wait(self) -> StepPlan | None:
+        """See `Runner.wait`. If the step does not follow, the other ranks get another `Step` instead."""
+        plan = self.local.wait()
         self._num_sampled += 1
         if self._num_sampled % CHECK_STEPS == 0:
             self._check_tables()
-        return sampled
+        return plan
+
+    def _send_next(self) -> None:
+        """Sends the plan of the next forward, which may wait for ranks that need it first."""
+        plan = self.local.next_plan()
+        assert plan is not None
+        self.executor.broadcast(rpc.Step(encode_forward(plan)))
 
     def _check_tables(self) -> None:
         """Ends the replica if another rank has other tables. It waits for the device."""
@@ -338,13 +346,6 @@ class DistributedRunner:
         if writes is not None:
             self.executor.broadcast(rpc.WritePages(*writes))
             self.local.write_pages(writes)
-
-    def launch_next(self) -> StepPlan | None:
-        """See `Runner.launch_next`. If the step does not follow, the other ranks get another `Step` instead."""
-        plan = self.local.next_plan()
-        if plan is not None:  # the forward may wait for ranks that need the plan first
-            self.executor.broadcast(rpc.Step(encode_forward(plan)))
-        return self.local.launch_next()
 
     def capture_next(self) -> int:
         """See `ModelRunner.capture_next`. A captured step has collective operations, so all ranks capture together."""

@@ -341,10 +341,13 @@ class SampledBlocks(NamedTuple):
 
     Attributes:
         tokens, state: [n, B].
+        first_masked, first_eos: [n], as in `BlockResults`.
     """
 
     tokens: Ints
     state: Bytes
+    first_masked: Ints
+    first_eos: Ints
 
 
 NO_RESULTS = BlockResults(  # a step without sampled blocks

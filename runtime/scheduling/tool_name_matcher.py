@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.scheduling.step_plan import MASKED, BlockResults
+from runtime.scheduling.step_plan import MASKED, BlockResults, SampledBlocks
 from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 if TYPE_CHECKING:  # machines for benchmarks do not have msgspec
@@ -49,7 +49,7 @@ class ToolNameMatcher:
         self._mask_id = mask_id
         self._position = first_position  # tokens before it were read
 
-    def may_mask(self, start: int, size: int, results: BlockResults, i: int) -> bool:
+    def may_mask(self, start: int, size: int, results: SampledBlocks, i: int) -> bool:
         """Returns whether `update` may mask positions; it does not if no new token completes a start marker."""
         end = min(results.first_masked[i], results.first_eos[i], size)
         added = results.tokens[i, max(self._position - start, 0) : end].tolist()

@@ -25,7 +25,7 @@ from runtime.kernels.next_segments import CHOSEN_ROWS, HEADER, UNKNOWN
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
 from runtime.request.eager_reason import EagerReason
-from runtime.scheduling.step_plan import DenoiseBlocks, SampledBlocks, StepPlan
+from runtime.scheduling.step_plan import DenoiseBlocks, StepPlan
 from runtime.worker.candidates import SamplerConfig
 from runtime.worker.graph_padding import (
     CaptureSizes,
@@ -211,6 +211,8 @@ class CudaGraphRunner(ModelRunner):
         nbytes = step.choice.nbytes
         step.choice = memory.device[:nbytes].view(torch.int32)
         self._host_choice = memory.numbers[:nbytes].view(np.int32)
+        self._chosen: dict[tuple[int, int], dict[bytes, CapturedGraph]] = {}  # requests, modules -> header -> graph
+        self._choices: dict[bytes, CapturedGraph] = {}  # those of `_following`
         self._outputs_start = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if not self.self_conditioned:  # other forwards read more than their segments, which are their first input
             first = self._forward_memory.device[: step.next_segments.nbytes]
@@ -259,22 +261,33 @@ class CudaGraphRunner(ModelRunner):
         self.stats.count(reason)
         self._launched = [(blocks, padded, {})]  # `wait` has the outputs
 
-    def wait(self) -> SampledBlocks | None:
-        graph = self._sample_graph
+    def wait(self) -> StepPlan | None:
+        graph, step, pinned = self._sample_graph, self._following, self._output_memory.pinned
+        self._choices = {}
+        if step is not None and not self.self_conditioned:
+            self._choices = self._chosen.setdefault((len(step.batch), step.active_lora_modules), {})
+        self.timer.prepare()
         if graph is None:
             return super().wait()
         assert graph.outputs is not None
         graph.outputs.download()
         self._forward_memory.pending = self._sample_memory.pending = False
-        self._outputs = [graph.host_outputs]
-        self._output_buffer = self._output_memory.pinned
-        return self._sampled_blocks(self._host_choice)
+        self._outputs, self._output_buffer = [graph.host_outputs], pinned
+        if step is None:
+            pinned.wait()
+            return None
+        self._choice = self._host_choice
+        pinned.wait()  # the device idles from here on, until a forward is launched
+        return None if step.holds is not None and self._is_held() else self.launch_next()
 
     def launch_next(self) -> StepPlan | None:
-        graph = self._chosen_graph()
+        assert self._choice is not None
+        graph = self._choices.get(self._choice[:HEADER].tobytes()) or self._chosen_graph()
         if graph is None:
             return super().launch_next()
         assert graph.replay is not None
+        if self.notify_next is not None:
+            self.notify_next()
         self.timer.begin()
         graph.replay()
         plan = self.next_plan()  # while the device runs
@@ -290,11 +303,15 @@ class CudaGraphRunner(ModelRunner):
         step = self._following
         if step is None or self._choice is None or self.self_conditioned or self._choice[CHOSEN_ROWS] == UNKNOWN:
             return None
-        rows, tiles, tile_rows = self._choice[:HEADER].tolist()
+        header = self._choice[:HEADER]
+        rows, tiles, tile_rows = header.tolist()
         modules = step.active_lora_modules
         chosen = ForwardDescriptor(rows, tiles, len(step.batch), 0, tile_rows, 0, active_lora_modules=modules)
         padded = self.sizes.pad_forward(chosen)
-        return None if padded is None else self._graphs.get(padded)
+        graph = None if padded is None else self._graphs.get(padded)
+        if graph is not None:
+            self._choices[header.tobytes()] = graph  # so that the next steps find it at once
+        return graph
 
     def _replay(self, plan: StepPlan) -> torch.Tensor | None:
         """Replays the last forward, if only tokens and pages have changed since then. Returns its hidden states."""
@@ -468,6 +485,7 @@ class CudaGraphRunner(ModelRunner):
     def discard_graphs(self) -> None:
         """Forgets all graphs. Call it before the first step."""
         self._graphs.clear()
+        self._chosen.clear()
         self._num_uses.clear()
 
     @property

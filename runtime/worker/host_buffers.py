@@ -166,7 +166,6 @@ class BufferView:
         self.buffer.pending = True
 
     def download(self) -> None:
-        """Copies the device memory to the host. Blocks until the device is done."""
+        """Copies the device memory to the host. The copy is complete after `wait` of the buffer's `pinned`."""
         self.host.copy_(self.device, non_blocking=True)
         self.buffer.pinned.record()
-        self.buffer.pinned.wait()

@@ -402,8 +402,6 @@ class InputBuilder:
         if_continuing = outcomes[:, ENDS : ENDS + FIELDS]
         if np.array_equal(if_continuing, self._rows.segments):
             if_continuing = self._rows.segments  # so that `plan` and the runner see that it is the same
-        requests = [each.request for each in batch]
-        stopping = [n for n, request in enumerate(requests) if request.spec.stop_ids]
         continues = None
         if (if_continuing[:, COUNT] != UNKNOWN).all():
             conditioning = _next_conditioning(batch, if_continuing)
@@ -414,8 +412,6 @@ class InputBuilder:
             batch=batch,
             outcomes=outcomes,
             if_all_continue=continues,
-            stop_ids=np.array([token for n in stopping for token in requests[n].spec.stop_ids], dtype=np.int64),
-            stopping=stopping,
             active_lora_modules=modules,
             max_rows=max_rows,
         )

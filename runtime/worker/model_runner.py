@@ -6,10 +6,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
@@ -33,7 +32,6 @@ from runtime.scheduling.step_plan import (
     DenoiseBlocks,
     Ints32,
     PageWrites,
-    SampledBlocks,
     SelfConditioningRows,
     StepPlan,
 )
@@ -51,6 +49,7 @@ from runtime.worker.sampler import (
     SamplerOutput,
     concat_results,
     make_sampler_output,
+    sampled_blocks,
     to_block_results,
 )
 
@@ -66,7 +65,7 @@ class Runner(Protocol):
 
     Attributes:
         overlaps: whether the device runs while the host does other work.
-        launches_next: whether `launch_next` is of use.
+        launches_next: whether `wait` launches the next forward.
     """
 
     @property
@@ -83,7 +82,7 @@ class Runner(Protocol):
         ...
 
     def launch_forward(self, plan: StepPlan) -> None:
-        """Launches the forward of a step, unless `launch_next` has launched the same one."""
+        """Launches the forward of a step, unless `wait` has launched the same one."""
         ...
 
     def must_split(self, blocks: DenoiseBlocks) -> bool:
@@ -99,20 +98,16 @@ class Runner(Protocol):
         """
         ...
 
-    def wait(self) -> SampledBlocks | None:
-        """Waits for the sampled blocks. Returns them if the device has chosen the next forward."""
+    def wait(self) -> StepPlan | None:
+        """Waits for the sampled blocks, and launches the next forward.
+
+        Returns:
+            Its plan; None: it depends on more than the counters, so nothing was launched.
+        """
         ...
 
     def write_pages(self, writes: PageWrites | None) -> None:
         """Stores pages that the host has allocated, once the launched step has run."""
-        ...
-
-    def launch_next(self) -> StepPlan | None:
-        """Launches the forward that the device has chosen. Call it after `wait`.
-
-        Returns:
-            Its plan; None: the forward depends on more than the counters, so nothing was launched.
-        """
         ...
 
     def results(self) -> BlockResults:
@@ -186,6 +181,7 @@ class ModelRunner:
         )  # fmt: skip
         self.model_step = ModelStep(model, pool, self.states, config)
         self.notify_ranks: Callable[[np.ndarray], None] | None = None  # on the driver rank, see FullLogits
+        self.notify_next: Callable[[], None] | None = None  # on the driver rank: precedes the launch of `launch_next`
         self.last_logits: FullLogits | None = None  # logits of the last step, for messages of the driver rank
         self.stats = RunnerStats()
         self.timer = DeviceTimer(self.device, self.stats)
@@ -198,7 +194,7 @@ class ModelRunner:
         self._output_buffer = self.d2h  # buffer through which `_outputs` were copied
         self._eager_reason: EagerReason | None = None  # of its forward
         self._following: NextStep | None = None  # the next step, if the device chooses its forward
-        self._choice: Ints32 | None = None  # that choice, int32 [HEADER + n] (``kernels.next_segments``)
+        self._choice: Ints32 | None = None  # that choice, int32 [at least HEADER + n] (``kernels.next_segments``)
         self._next: LaunchedForward | None = None  # forward of the next step
 
     @property
@@ -223,17 +219,20 @@ class ModelRunner:
         self.states.write_pages(writes, self.h2d)
 
     def next_plan(self) -> StepPlan | None:
-        """Returns the plan that `launch_next` launches."""
+        """Returns the plan of the forward that the device has chosen."""
         return None if self._following is None or self._choice is None else self._following.plan(self._choice)
 
     def launch_next(self) -> StepPlan | None:
+        """Launches the forward that the device has chosen, as `wait` does. Returns its plan."""
         plan = self.next_plan()
         if plan is not None:
+            if self.notify_next is not None:
+                self.notify_next()
             self._next = self._forward(plan)
         return plan
 
     def has_launched(self, plan: StepPlan) -> bool:
-        """Returns whether `launch_next` has launched the forward of `plan`."""
+        """Returns whether `wait` has launched the forward of `plan`."""
         return self._next is not None and self._next.serves(plan)
 
     def _forward(self, plan: StepPlan) -> LaunchedForward:
@@ -254,18 +253,19 @@ class ModelRunner:
         together = blocks is not None and len(blocks.per_request or (blocks,)) == 1
         self._following = following if together else None
 
-    def wait(self) -> SampledBlocks | None:
+    def wait(self) -> StepPlan | None:
         choice = {} if self._following is None else {"choice": self.model_step.choice}
         self._outputs = [self.d2h.to_host({**output, **choice}) for _, _, output in self._launched]
         self._output_buffer = self.d2h
-        return self._sampled_blocks(self._outputs[0]["choice"]) if choice else None
-
-    def _sampled_blocks(self, choice: npt.NDArray[Any]) -> SampledBlocks | None:
         if self._following is None:
             return None
-        (output,), n = self._outputs, len(self._following.batch)
-        self._choice = choice[: HEADER + n]
-        return SampledBlocks(output["tokens"][:n], output["state"][:n])  # type: ignore[arg-type]
+        self._choice = self._outputs[0]["choice"]  # type: ignore[assignment]  # HostOutput does not state the dtype
+        return None if self._is_held() else self.launch_next()
+
+    def _is_held(self) -> bool:
+        """Returns whether the next forward must wait for what the host does with the sampled blocks."""
+        holds = None if self._following is None else self._following.holds
+        return holds is not None and holds(sampled_blocks(self._outputs[0]))
 
     def results(self) -> BlockResults:
         blocks, hidden_states = self.blocks, self.hidden_states
@@ -582,15 +582,22 @@ class DeviceTimer:
 
     def __init__(self, device: torch.device, stats: RunnerStats) -> None:
         self.stats = stats
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None  # of `begin`
         self._begins: list[torch.cuda.Event] = []  # starts of this step, and of the previous or the next one
         self._last_done: torch.cuda.Event | None = None  # end of the previous step, if it sampled
         if device.type == "cuda":
             self._begins = [make_timing_event() for _ in range(2)]
 
+    def prepare(self) -> None:
+        """Finds out what `begin` needs, which takes longer than the call itself."""
+        if self._begins:
+            self._stream = torch.cuda.current_stream(self._device)
+
     def begin(self) -> None:
         self._begins.reverse()
         if self._begins:
-            self._begins[0].record()
+            self._begins[0].record(self._stream)
 
     def skip(self) -> None:
         """Ends a step without results."""

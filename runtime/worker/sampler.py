@@ -29,6 +29,7 @@ from runtime.scheduling.step_plan import (
     Bools,
     DenoiseBlocks,
     Ints,
+    SampledBlocks,
     SoftTokens,
 )
 from runtime.worker.candidates import (
@@ -47,7 +48,7 @@ from runtime.worker.input_batch import SampleDescriptor
 SamplerOutput = dict[str, torch.Tensor]
 HostOutput = Mapping[str, npt.NDArray[np.generic]]  # a SamplerOutput on the host
 
-FINISHED = COUNTERS.index("finished")
+FINISHED, FIRST_MASKED, FIRST_EOS = map(COUNTERS.index, ("finished", "first_masked", "first_eos"))
 _SUPPRESS_BY_CONFIDENCE = SUPPRESS_EOS.choices.index("confidence")
 
 
@@ -188,6 +189,12 @@ def make_sampler_output(
         if each.soft_tokens is not None:
             found[f"ids{i}"], found[f"probs{i}"] = each.soft_tokens.ids, each.soft_tokens.probs.double()
     return found
+
+
+def sampled_blocks(output: HostOutput) -> SampledBlocks:
+    """Returns the content of the step's blocks as views, with the padding behind them."""
+    numbers = output["numbers"]
+    return SampledBlocks(output["tokens"], output["state"], numbers[FIRST_MASKED], numbers[FIRST_EOS])  # type: ignore[arg-type]
 
 
 def to_block_results(descriptor: SampleDescriptor, output: HostOutput, members: list[Ints]) -> BlockResults:

@@ -15,7 +15,7 @@ from runtime import LLM, SamplingParams
 from runtime.engine.engine import Engine
 from runtime.request.engine_messages import EngineOutput
 from runtime.scheduling.request import ForwardSpan, Request, Successors
-from runtime.scheduling.step_plan import SampledBlocks, StepPlan
+from runtime.scheduling.step_plan import StepPlan
 from runtime.scheduling.strategy import Strategy
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
@@ -43,7 +43,7 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ref[CudaGraphRunner], 
     asked: list[tuple[ref[CudaGraphRunner], bool]] = []
     wait, launch_next = CudaGraphRunner.wait, CudaGraphRunner.launch_next
 
-    def waited(runner: CudaGraphRunner) -> SampledBlocks | None:
+    def waited(runner: CudaGraphRunner) -> StepPlan | None:
         if runner.blocks is not None:
             asked.append((ref(runner), False))
         return wait(runner)
@@ -204,14 +204,6 @@ def test_successors_that_fail_end_only_their_request(monkeypatch: pytest.MonkeyP
     watched.drain()
     assert watched.received["r1"][-1].error == "ValueError: wrong"
     assert watched.tokens("r0") == run_all(SETUP, asking(36)).received["r0"].tokens
-
-
-def test_nothing_is_launched_early_if_a_request_is_received(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(SETUP, asking(36), monkeypatch)
-    watched.engine.set_overlap_callback(lambda: None, lambda: True)
-    for _ in range(20):
-        watched.step()
-    assert not watched.began
 
 
 def test_a_request_added_after_an_early_launch_joins_one_step_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,14 +125,14 @@ def count(sent: list[rpc.Message], kind: type[rpc.Message]) -> int:
 def early(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Returns a list that gets an entry for each forward that is launched early."""
     found: list[None] = []
-    launch_next = DistributedRunner.launch_next
+    wait = DistributedRunner.wait
 
-    def launched(runner: DistributedRunner) -> StepPlan | None:
-        plan = launch_next(runner)
+    def waited(runner: DistributedRunner) -> StepPlan | None:
+        plan = wait(runner)
         found.extend([None] * (plan is not None))
         return plan
 
-    monkeypatch.setattr(DistributedRunner, "launch_next", launched)
+    monkeypatch.setattr(DistributedRunner, "wait", waited)
     return found
 
 

@@ -73,7 +73,7 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self.live)
 
-    def set_overlap_callback(self, work: object, has_command: object) -> bool:
+    def set_overlap_callback(self, work: object) -> bool:
         return False
 
     def capture_next(self) -> bool:

@@ -40,14 +40,11 @@ class Recording:
             raise FrontendGone("enough")
         return iter(())
 
-    def has_command(self) -> bool:
-        return False
-
     def send(self, event: Any) -> None:
         if not isinstance(event, Stats):
             self.sent.append(event.outputs[0].id if isinstance(event, Outputs) else event)
 
-    def set_overlap_callback(self, work: Callable[[], None], has_command: Callable[[], bool]) -> bool:
+    def set_overlap_callback(self, work: Callable[[], None]) -> bool:
         self.work = work
         return self.overlaps
 

@@ -68,9 +68,6 @@ class FillingRunner:
     def write_pages(self, writes: PageWrites | None) -> None:
         pass
 
-    def launch_next(self) -> StepPlan | None:
-        raise NotImplementedError
-
     def capture_next(self) -> int:
         return 0
 

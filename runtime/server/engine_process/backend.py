@@ -49,7 +49,7 @@ class Backend:
         self.stats_sent = 0.0
         self.stats_due = True
         self.capturing = True
-        self.overlaps_outputs: bool = engine.set_overlap_callback(self.send_outputs, link.has_command)
+        self.overlaps_outputs: bool = engine.set_overlap_callback(self.send_outputs)
         self.adapters = AdapterWorker(engine, link.send, self.add)
         self.profile = ProfileWorker(link.name.decode(), link.send)
 

@@ -130,10 +130,6 @@ class EngineChannel:
                 if isinstance(command, ipc_protocol.Configure):
                     return command
 
-    def has_command(self) -> bool:
-        """Returns whether a command has arrived."""
-        return has_message(self.commands) or (self.router is not None and has_message(self.router.socket))
-
     def receive(self, seconds: float) -> Iterator[ipc_protocol.Command]:
         """Yields the commands that have arrived, after it has waited at most `seconds` for the first.
 
