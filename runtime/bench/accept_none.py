@@ -14,6 +14,7 @@ from runtime.scheduling.step_plan import (
     BlockResults,
     DenoiseBlocks,
     PageWrites,
+    StateWrite,
     StepPlan,
 )
 from runtime.worker.model_runner import ModelRunner, RunnerStats
@@ -65,8 +66,8 @@ class AcceptNoneRunner:
     def wait(self) -> StepPlan | None:
         return self.runner.wait()
 
-    def write_pages(self, writes: PageWrites | None) -> None:
-        self.runner.write_pages(writes)
+    def write(self, writes: tuple[StateWrite, ...], page_writes: PageWrites | None) -> None:
+        self.runner.write(writes, page_writes)
 
     def capture_next(self) -> int:
         return self.runner.capture_next()

@@ -17,7 +17,7 @@ from runtime.request.eager_reason import EagerReason
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.scheduling.grammar_queue import GrammarQueue
 from runtime.scheduling.lora_manager import LoRAManager
-from runtime.scheduling.request import Request, ScheduledRequest
+from runtime.scheduling.request import Following, Request, ScheduledRequest
 from runtime.scheduling.scheduler import Scheduler, SchedulingError
 from runtime.scheduling.step_plan import BlockResults, Ints32
 from runtime.scheduling.strategy import Strategy, max_request_len
@@ -52,7 +52,7 @@ class Engine:
         self.input_builder = InputBuilder(self.table, strategy, self.lora_manager)
         self.grammars = grammars
         self.grammar_queue = GrammarQueue(self.scheduler, grammars)
-        self._launched: tuple[list[Request], Ints32] | None = None  # requests and segments of the next forward
+        self._launched: tuple[list[Following], Ints32] | None = None  # requests and segments of the next forward
         self._requests: dict[str, Request] = {}  # unfinished requests by id
         self._on_outputs: Callable[[], object] = bool  # the overlap callback; the default has no effect
         self._num_arrivals = 0
@@ -169,10 +169,10 @@ class Engine:
                 blocks = self.input_builder.blocks()
                 if blocks is not None and runner.must_split(blocks):
                     blocks = self.input_builder.split(blocks, batch)
-                following = self._prepare_next(batch) if runner.launches_next else None
+                following = self._prepare_next(batch) if runner.launches_next and blocks is not None else None
                 runner.launch_sampling(blocks, following)
                 if following is not None:  # not earlier, as an eager sampling would wait for this transfer
-                    runner.write_pages(self.input_builder.take_page_writes(batch))
+                    runner.write(*self.input_builder.take_writes(following.requests))
                 self._on_outputs()  # outputs of the previous step
                 results = self._finish(batch, following)
                 device_seconds = runner.stats.last_device_seconds
@@ -205,10 +205,9 @@ class Engine:
         launched, self._launched = self._launched, None
         try:
             if launched is not None:
-                requests, segments = launched
-                batch = self.scheduler.confirm(requests)
+                batch = self.scheduler.confirm(*launched)
                 if batch is not None:
-                    return batch, segments
+                    return batch, launched[1]
             return self.scheduler.schedule(), None
         except SchedulingError as error:
             self._output_processor.fail_request(error.request, error.__cause__ or error)
@@ -218,19 +217,20 @@ class Engine:
         """Waits for the sampled blocks, launches the next forward if it is known, and returns the results."""
         plan = self.runner.wait()
         if plan is not None and following is not None:
-            self._launched = following.requests, plan.segments
+            self._launched = following.batch, plan.segments
         return self.runner.results()
 
     def _prepare_next(self, batch: list[ScheduledRequest]) -> NextStep | None:
         """Returns the outcomes of the step, and allocates their pages; None if they are not known."""
         try:
-            successors = self.scheduler.successors(batch)
+            planned = self.scheduler.plan_next(batch)
         except SchedulingError as error:
             self._output_processor.fail_request(error.request, error.__cause__ or error)
             return None
-        if successors is None:
+        if planned is None:
             return None
-        following = self.input_builder.prepare(successors, self.scheduler.max_step_rows)
+        may_leave = not self.scheduler.waiting.count
+        following = self.input_builder.prepare(planned, self.scheduler.max_step_rows, may_leave=may_leave)
         holds = holds_of(batch)
         return following if holds is None else replace(following, holds=holds)
 

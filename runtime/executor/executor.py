@@ -24,7 +24,7 @@ from runtime.executor.rank_worker import error_summary, file_digests_of
 from runtime.executor.serialization import encode_blocks, encode_forward
 from runtime.lora.adapter_checkpoint import Adapter
 from runtime.lora.adapter_weights import LoRAWeights
-from runtime.scheduling.step_plan import DenoiseBlocks, PageWrites, StepPlan
+from runtime.scheduling.step_plan import DenoiseBlocks, PageWrites, StateWrite, StepPlan
 from runtime.weights.checkpoint import Checkpoint
 from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
@@ -342,10 +342,10 @@ class DistributedRunner:
             )
             monitor.check()
 
-    def write_pages(self, writes: PageWrites | None) -> None:
-        if writes is not None:
-            self.executor.broadcast(rpc.WritePages(*writes))
-            self.local.write_pages(writes)
+    def write(self, writes: tuple[StateWrite, ...], page_writes: PageWrites | None) -> None:
+        if writes or page_writes is not None:
+            self.executor.broadcast(rpc.WriteTables(writes, page_writes))
+            self.local.write(writes, page_writes)
 
     def capture_next(self) -> int:
         """See `ModelRunner.capture_next`. A captured step has collective operations, so all ranks capture together."""

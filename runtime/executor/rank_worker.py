@@ -28,7 +28,6 @@ from runtime.executor.serialization import decode_blocks, decode_forward
 from runtime.lora.adapter_checkpoint import Adapter, LoRAPair, resolve_adapter
 from runtime.lora.adapter_weights import LoRAWeights
 from runtime.plugins import digest_of, load_plugins
-from runtime.scheduling.step_plan import PageWrites
 from runtime.weights.checkpoint import Checkpoint, resolve_checkpoint
 from runtime.weights.checkpoint_files import file_digests
 from runtime.weights.loader import load_model
@@ -155,8 +154,8 @@ class RankWorker:
                     return
                 case rpc.Step(data):
                     runner.launch_forward(decode_forward(data))
-                case rpc.WritePages(slots, indices, pages):
-                    runner.write_pages(PageWrites(slots, indices, pages))
+                case rpc.WriteTables(writes, page_writes):
+                    runner.write(writes, page_writes)
                 case rpc.Sample(data) if runner.hidden_states is not None:
                     runner.launch_sampling(decode_blocks(data, runner.model_step.sampler.get_algorithm))
                     runner.wait()

@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 
 from runtime.config import EngineConfig
+from runtime.scheduling.step_plan import PageWrites, StateWrite
 
-VERSION = 17  # version of the protocol; increased if a message or its meaning changes
+VERSION = 18  # version of the protocol; increased if a message or its meaning changes
 HEARTBEAT_SECONDS = 1.0
 UNACKNOWLEDGED_SECONDS = 30.0  # a connection is closed if another host acknowledges nothing for this time
 _HEAD = struct.Struct("<Q")  # header of a message: its length in bytes
@@ -102,12 +103,11 @@ class Step(msgspec.Struct, tag=True, frozen=True):
     plan: bytes
 
 
-class WritePages(msgspec.Struct, tag=True, frozen=True):
-    """The rank stores pages of requests, as ``step_plan.PageWrites``."""
+class WriteTables(msgspec.Struct, tag=True, frozen=True):
+    """The rank stores content and pages of requests."""
 
-    slots: np.ndarray
-    indices: np.ndarray
-    pages: np.ndarray
+    writes: tuple[StateWrite, ...]
+    page_writes: PageWrites | None
 
 
 class Sample(msgspec.Struct, tag=True, frozen=True):
@@ -187,7 +187,7 @@ class WorkerFailed(msgspec.Struct, tag=True, frozen=True):
 
 
 Message = (
-    Hello | Join | DeviceSelected | CheckFiles | FilesSeen | LoadEngine | EngineLoaded | Step | WritePages | Sample
+    Hello | Join | DeviceSelected | CheckFiles | FilesSeen | LoadEngine | EngineLoaded | Step | WriteTables | Sample
     | CheckTables | CaptureGraph | ComputeLogits | FetchRows | AdapterPair | AddAdapter | DropAdapter | PutAdapter
     | CloseEngine | Heartbeat | WorkerFailed
 )  # fmt: skip

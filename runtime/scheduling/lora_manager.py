@@ -141,9 +141,13 @@ class LoRAManager:
     def num_running(self, name: str) -> int:
         return self._num_running[name]
 
+    def is_active(self, name: str) -> bool:
+        """Whether the adapter is in a slot. The base model ("") needs none."""
+        return not name or name in self._slots
+
     def can_activate(self, name: str) -> bool:
         """Whether the adapter is in a slot or could be now. The base model ("") needs none."""
-        return not name or name in self._slots or bool(self._free) or self._find_evictable() is not None
+        return self.is_active(name) or bool(self._free) or self._find_evictable() is not None
 
     def next_request(self, waiting: FairQueue) -> Request | None:
         """Returns the next request to admit; None if there is none.

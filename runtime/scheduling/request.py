@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.base import LogitStat, UnmaskingAlgorithm, get_algorithm, resolve_params
+from runtime.kernels.next_segments import NO_BLOCK
 from runtime.scheduling.logits_processors import LogitsProcessorState
 from runtime.scheduling.step_plan import (
     FIXED,
@@ -296,11 +297,10 @@ class Request:
     def needs_results(self) -> bool:
         """Whether the next forward needs the results of the step before on the host.
 
-        Its tokens may change there, its logits are read again, or the step is the last one.
+        Its tokens may change there, or its logits are read again.
         """
-        last = self.spec.max_nfe is not None and self.nfe + 1 >= self.spec.max_nfe
         mixes = self.resolved.soft_embedding_params is not None
-        return last or mixes or self.decodes_left_to_right or self.logprobs is not None
+        return mixes or self.decodes_left_to_right or self.logprobs is not None
 
     def output_by_position(self) -> npt.NDArray[np.int64]:
         """Returns the id at each position of the output, pinned ones included; -1 where it is MASKED."""
@@ -475,9 +475,27 @@ class ScheduledRequest:
         self.blocks = [] if span is None else span.blocks
         self.is_denoise_step = span is not None and span.start < span.end and bool(span.blocks)
 
+    @property
+    def is_last_step(self) -> bool:
+        """Whether the request ends with this step, by `max_nfe`."""
+        limit = self.request.spec.max_nfe
+        return limit is not None and self.is_denoise_step and self.request.nfe + 1 >= limit
+
     def tokens(self) -> Ints:
         """Returns the current tokens of the rows, [rows], or those of `recompute`."""
         return self.request.tokens[self.start : self.end] if self.recompute is None else self.recompute.tokens
+
+
+class Following(NamedTuple):
+    """A request of the next step, before the results of this one.
+
+    Attributes:
+        scheduled: its rows in this step, of which `successors` follow, or without a block those in the next step.
+        block: index of its block among those that this step samples. NO_BLOCK: none.
+    """
+
+    scheduled: ScheduledRequest
+    block: int = NO_BLOCK
 
 
 class LogprobTable:

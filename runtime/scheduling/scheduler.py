@@ -12,11 +12,14 @@ from __future__ import annotations
 import math
 import time
 
+from runtime.kernels.next_segments import NO_BLOCK
+from runtime.kernels.segments import COUNT
 from runtime.request.engine_messages import EngineInfo
 from runtime.scheduling.kv_cache_manager import KVCacheManager, OutOfPages, PageTable, PrefillDeduplicator
 from runtime.scheduling.lora_manager import LoRAManager
-from runtime.scheduling.request import ForwardSpan, Request, ScheduledRequest, Status, Successors
+from runtime.scheduling.request import Following, Request, ScheduledRequest, Status, Successors
 from runtime.scheduling.request_queue import FairQueue, round_robin, served_longest_ago
+from runtime.scheduling.step_plan import Ints32
 from runtime.scheduling.strategy import Strategy
 
 SHARED_STEP_SECONDS = 0.1  # target if one tenant has several requests in a step with other tenants
@@ -112,7 +115,7 @@ class Scheduler:
                 if not max_rows:
                     budget_exhausted = True
                     break
-            scheduled = self._schedule_request(request, max_rows)
+            scheduled = self._schedule_request(request, max_rows, request.num_computed_tokens)
             if scheduled is None:
                 budget_exhausted = True
                 continue
@@ -142,60 +145,121 @@ class Scheduler:
         """Maximum number of rows of a step, or of one in the time of a shared step."""
         return self.step_time.max_rows(self.token_budget) if self._is_shared else self.token_budget
 
-    def successors(self, batch: list[ScheduledRequest]) -> list[ScheduledRequest] | None:
-        """Returns the requests of the next step with their `successors`, while the device runs this one.
+    def plan_next(self, batch: list[ScheduledRequest]) -> list[Following] | None:
+        """Returns the requests of the next step while the device runs this one, which samples blocks.
 
-        It reserves the pages of both outcomes of each request, but preempts none for them. An outcome without pages is
-        not known.
+        It admits requests, and reserves the pages of both outcomes of each block, but preempts none for them. An
+        outcome without pages is not known.
 
         Returns:
-            None if the next step may have other requests, or if some request needs the results of this step.
+            None if the results of this step are needed first.
 
         Raises:
             SchedulingError: the strategy failed on a request.
         """
-        if len(batch) != len(self.running) or not self._is_admission_blocked():
-            return None
-        found: list[ScheduledRequest] = []
-        for scheduled in batch:
-            request = scheduled.request
-            if scheduled.span is None and request.finished and scheduled.end >= request.num_final_tokens:
+        found: list[Following] = []
+        max_rows = self.max_step_rows
+        for n, scheduled in enumerate([each for each in batch if each.blocks]):
+            if len(scheduled.blocks) > 1 or scheduled.request.needs_results:
+                return None
+            if scheduled.is_last_step:
                 if self.waiting.count:
                     return None  # another request may take its place
-                continue  # its last blocks are cached by this step
-            if scheduled.span is None or len(scheduled.blocks) != 1 or request.needs_results:
+                continue
+            if not self._find_successors(scheduled):
                 return None
-            if scheduled.successors is None or None in scheduled.successors:  # pages may have been missing
-                successors = self._successors_of(request, scheduled.span)
-                if successors != scheduled.successors:
-                    scheduled.successors, scheduled.outcomes = successors, None
-                if successors is None:
-                    return None
-            found.append(scheduled)
-        return found or None
+            assert scheduled.successors is not None
+            max_rows -= max([each.end - each.start for each in scheduled.successors if each is not None])
+            found.append(Following(scheduled, n))
+        if len(found) == len(self.running) and not self.waiting.count:
+            return found
+        others = self._plan_others(batch, max_rows) if self._admit_at_once() else None
+        return None if others is None else found + others
 
-    def _successors_of(self, request: Request, span: ForwardSpan) -> Successors | None:
+    def _find_successors(self, scheduled: ScheduledRequest) -> bool:
+        """Sets the `successors` of a request. Returns False if none is known."""
+        known, request = scheduled.successors, scheduled.request
+        if known is not None and None not in known:
+            return True  # otherwise pages may have been missing
+        assert scheduled.span is not None
         try:
-            outcomes = self.strategy.successors(request, span)
+            outcomes = self.strategy.successors(request, scheduled.span)
         except Exception as error:
             raise SchedulingError(request) from error
         self._reserve(request, max([outcome.end for outcome in outcomes if outcome is not None], default=0))
         held = request.kv.num_allocated_tokens
-        known = Successors(*(each if each is not None and each.end <= held else None for each in outcomes))
-        return None if known == Successors() else known
+        found = Successors(*(each if each is not None and each.end <= held else None for each in outcomes))
+        if found != known:
+            scheduled.successors, scheduled.outcomes = found, None
+        return found != Successors()
 
-    def confirm(self, requests: list[Request]) -> list[ScheduledRequest] | None:
+    def _plan_others(self, batch: list[ScheduledRequest], max_rows: int) -> list[Following] | None:
+        """Returns the next rows of the requests without a sampled block: of prompts, and of those that sat out a step.
+
+        Returns:
+            None if they need more than `max_rows` rows or the results of this step.
+        """
+        current = {scheduled.request.arrival_index: scheduled for scheduled in batch}
+        computing: set[bytes] = set()  # hashes of the page groups that this step and the next one compute
+        for scheduled in batch:
+            if scheduled.request.prefilling:
+                self.prefill_deduplicator.mark_computing(scheduled.request, computing)
+        found: list[Following] = []
+        for request in self.running:
+            now = current.get(request.arrival_index)
+            if now is not None and now.blocks:
+                continue
+            num_computed = request.num_computed_tokens if now is None else min(now.end, request.num_final_tokens)
+            if request.finished and num_computed >= request.num_final_tokens:
+                if self.waiting.count:
+                    return None  # another request may take its place
+                continue  # its last blocks are cached by this step
+            planned = self._plan_other(request, now, num_computed, computing, max_rows)
+            if planned is None:
+                return None
+            max_rows -= planned.end - planned.start
+            found.append(Following(planned))
+        alone = len(self.running) > 1 and any(each.spec.decoding.force_single_batch for each in self.running)
+        return None if found and (alone or self._is_shared) else found
+
+    def _plan_other(
+        self, request: Request, now: ScheduledRequest | None, num_computed: int, computing: set[bytes], max_rows: int
+    ) -> ScheduledRequest | None:
+        """Returns the next rows of a request, whose rows `now` this step forwards; None if they do not fit."""
+        if now is not None and (now.span is not None or now.recompute is not None):
+            return None
+        if request.prefilling:
+            if now is None:
+                self.prefill_deduplicator.adopt_cached(request)
+                num_computed = request.num_computed_tokens
+                if self.prefill_deduplicator.must_wait(request, computing):
+                    return None
+            self.prefill_deduplicator.mark_computing(request, computing)
+        scheduled = self._schedule_request(request, max_rows, num_computed)
+        if scheduled is None or scheduled.recompute is not None:
+            return None
+        if scheduled.span is None and scheduled.end < request.num_final_tokens:
+            return None  # more rows may fit once the blocks of this step are known
+        self._reserve(request, scheduled.end)
+        return scheduled if scheduled.end <= request.kv.num_allocated_tokens else None
+
+    def confirm(self, following: list[Following], segments: Ints32) -> list[ScheduledRequest] | None:
         """Returns the rows of a step whose forward was launched for these requests; None if it has to be scheduled.
 
         Those that have ended meanwhile are left out.
+
+        Args:
+            segments: int32 [n, columns], those of the forward.
         """
         self._step += 1
         batch = []
         remaining = self.token_budget
-        for request in requests:
-            if request.status is not Status.RUNNING or request.finished:
+        for (now, block), count in zip(following, segments[:, COUNT].tolist(), strict=True):
+            request = now.request
+            ended = request.finished and block != NO_BLOCK
+            if request.status is not Status.RUNNING or ended or not count:
                 continue
-            scheduled = self._schedule_request(request, remaining)
+            scheduled = self._schedule_request(request, remaining, request.num_computed_tokens)
             if scheduled is None or scheduled.end > request.kv.num_allocated_tokens:
                 return None
             remaining -= scheduled.end - scheduled.start
@@ -209,17 +273,25 @@ class Scheduler:
         if 0 < missing <= self.cache.num_available:
             self._append_page_groups(request, self.cache.allocate(missing))
 
-    def _is_admission_blocked(self) -> bool:
-        """Returns whether the next step cannot admit a request if none ends."""
-        if not self.waiting.count:
-            return True
-        if self.lora_manager.slot_victims(self.waiting.first(), self.running, self.waiting):
-            return False
-        request = self.lora_manager.next_request(self.waiting)
-        if request is None:
-            return True
-        failed = self._failed_admission == (request.arrival_index, self.cache.num_available)
-        return (failed or len(self.running) >= self.max_num_reqs) and self._victim_for(request) is None
+    def _admit_at_once(self) -> bool:
+        """Admits waiting requests while the device runs a step.
+
+        Returns:
+            False if a preemption or a copy of an adapter has to come first.
+        """
+        while self.waiting.count:
+            if self.lora_manager.slot_victims(self.waiting.first(), self.running, self.waiting):
+                return False
+            request = self.lora_manager.next_request(self.waiting)
+            if request is None:
+                return True
+            failed = self._failed_admission == (request.arrival_index, self.cache.num_available)
+            if failed or len(self.running) >= self.max_num_reqs:
+                return self._victim_for(request) is None
+            if not self.lora_manager.is_active(request.spec.adapter):
+                return False
+            self._try_to_admit(request)
+        return True
 
     def _order(self) -> list[Request]:
         """Returns the running requests, decoding before prefilling; after a full budget, longest waiting first."""
@@ -235,12 +307,12 @@ class Scheduler:
         rounds = round_robin(self.running)
         return [request for round in rounds for request in round], len(rounds[0])
 
-    def _schedule_request(self, request: Request, max_rows: int) -> ScheduledRequest | None:
-        """Returns the rows of a request within `max_rows`; None if nothing fits.
+    def _schedule_request(self, request: Request, max_rows: int, num_computed: int) -> ScheduledRequest | None:
+        """Returns the rows of a request within `max_rows` after its first `num_computed`; None if nothing fits.
 
         A prefill of final tokens may be split into chunks. Open blocks are forwarded entirely or not at all.
         """
-        num_computed, num_final = request.num_computed_tokens, request.num_final_tokens
+        num_final = request.num_final_tokens
         recompute_spans = request.kv.recompute_spans
         if recompute_spans and num_computed == num_final:
             recompute = recompute_spans[0]
@@ -309,33 +381,37 @@ class Scheduler:
                 self.lora_manager.activate(request.spec.adapter)
             except Exception as error:
                 raise SchedulingError(request) from error
-            page_groups = self._find_cached_prefix(request)
-            # The prefill and the blocks of the first step must fit.
-            need = self.cache.page_groups_for(self.strategy.required_tokens(request))
-            try:
-                fresh = self.cache.allocate_with_prefix(page_groups, need - len(page_groups))
-            except OutOfPages:
-                if self._preempt_for(request):
-                    continue
-                self._failed_admission = (request.arrival_index, self.cache.num_available)
+            if not self._try_to_admit(request) and not self._preempt_for(request):
                 return
-            self._failed_admission = None
-            self.waiting.admit(request)
-            request.status = Status.RUNNING
-            request.lora_slot = self.lora_manager.acquire(request.spec.adapter)
-            request.req_slot = self.table.allocate_row()
-            request.pending_writes = [(0, len(request.tokens))]
-            request.kv.num_cached_page_groups = len(page_groups)
-            request.num_computed_tokens = len(page_groups) * self.cache.page_group_size
-            self._append_page_groups(request, page_groups + fresh)
-            if request.kv.cached_tokens is None:
-                request.kv.cached_tokens = request.num_computed_tokens
-                self._num_prefix_hit_tokens += request.num_computed_tokens
-                request.times.queue_seconds = time.perf_counter() - request.times.arrival
-            at = len(self.running)
-            while at and self.running[at - 1].arrival_index > request.arrival_index:
-                at -= 1
-            self.running.insert(at, request)
+
+    def _try_to_admit(self, request: Request) -> bool:
+        """Admits a request whose adapter is in a slot. Returns False if there are too few pages."""
+        page_groups = self._find_cached_prefix(request)
+        # The prefill and the blocks of the first step must fit.
+        need = self.cache.page_groups_for(self.strategy.required_tokens(request))
+        try:
+            fresh = self.cache.allocate_with_prefix(page_groups, need - len(page_groups))
+        except OutOfPages:
+            self._failed_admission = (request.arrival_index, self.cache.num_available)
+            return False
+        self._failed_admission = None
+        self.waiting.admit(request)
+        request.status = Status.RUNNING
+        request.lora_slot = self.lora_manager.acquire(request.spec.adapter)
+        request.req_slot = self.table.allocate_row()
+        request.pending_writes = [(0, len(request.tokens))]
+        request.kv.num_cached_page_groups = len(page_groups)
+        request.num_computed_tokens = len(page_groups) * self.cache.page_group_size
+        self._append_page_groups(request, page_groups + fresh)
+        if request.kv.cached_tokens is None:
+            request.kv.cached_tokens = request.num_computed_tokens
+            self._num_prefix_hit_tokens += request.num_computed_tokens
+            request.times.queue_seconds = time.perf_counter() - request.times.arrival
+        at = len(self.running)
+        while at and self.running[at - 1].arrival_index > request.arrival_index:
+            at -= 1
+        self.running.insert(at, request)
+        return True
 
     def _next_request(self) -> Request | None:
         """Returns the next request to admit, after others were preempted for a slot of its adapter if it may do so."""

@@ -245,6 +245,13 @@ class PageWrites(NamedTuple):
     pages: Ints32
 
 
+class TableWrites(NamedTuple):
+    """Changes of the tables of tokens, states and pages."""
+
+    writes: tuple[StateWrite, ...] = ()
+    page_writes: PageWrites | None = None
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """One forward, and the blocks to sample after it.

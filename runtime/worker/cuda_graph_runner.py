@@ -21,7 +21,7 @@ import torch
 
 from runtime.distributed.process_group import AllReduceBuffer
 from runtime.errors import ReplicaLost
-from runtime.kernels.next_segments import CHOSEN_ROWS, HEADER, UNKNOWN
+from runtime.kernels.next_segments import CHOSEN_ROWS, HEADER, UNKNOWN, Offer
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
 from runtime.request.eager_reason import EagerReason
@@ -206,8 +206,13 @@ class CudaGraphRunner(ModelRunner):
         self._forward_memory, self._sample_memory, self._output_memory = (
             StaticBuffer(self.device, max(2 * nbytes, MIN_BUFFER_BYTES)) for _ in range(3)
         )
+        self._offer_memory = StaticBuffer(self.device, ALIGNMENT + self.model_step.outcomes.nbytes)
+        self._offered: NextStep | None = None  # the device has its outcomes
+        step, numbers = self.model_step, self._offer_memory.device.view(torch.int32)
+        step.offer = numbers[: len(Offer._fields)]
+        step.outcomes = numbers[ALIGNMENT // numbers.itemsize :].view(step.outcomes.shape)
         # The choice precedes the output of sampling, so that one copy has both.
-        step, memory = self.model_step, self._output_memory
+        memory = self._output_memory
         nbytes = step.choice.nbytes
         step.choice = memory.device[:nbytes].view(torch.int32)
         self._host_choice = memory.numbers[:nbytes].view(np.int32)
@@ -242,7 +247,8 @@ class CudaGraphRunner(ModelRunner):
             self._sample_eagerly()
             return
         reason = self._eager_reason
-        descriptor, arrays = sample_inputs(blocks, self.states, self._following)
+        self._offer(self._following)
+        descriptor, arrays = sample_inputs(blocks, self.states)
         padded = None
         if descriptor.has_logits_processors:
             reason = reason or EagerReason.LOGITS_PROCESSORS
@@ -261,6 +267,18 @@ class CudaGraphRunner(ModelRunner):
         self.stats.count(reason)
         self._launched = [(blocks, padded, {})]  # `wait` has the outputs
 
+    def _offer(self, step: NextStep | None) -> None:
+        """Gives the device the outcomes between which it chooses. None: it chooses no forward."""
+        offered, self._offered, memory = self._offered, step, self._offer_memory
+        if offered is step or (step and offered and step.outcomes is offered.outcomes and step.offer == offered.offer):
+            return
+        memory.wait()
+        numbers, outcomes = memory.numbers.view(np.int32), np.empty(0, np.int32) if step is None else step.outcomes
+        end = ALIGNMENT // numbers.itemsize + outcomes.size
+        numbers[: len(Offer._fields)] = Offer(0, 0, 0) if step is None else step.offer
+        numbers[end - outcomes.size : end] = outcomes.ravel()
+        memory.slice(end * numbers.itemsize).upload()
+
     def wait(self) -> StepPlan | None:
         graph, step, pinned = self._sample_graph, self._following, self._output_memory.pinned
         self._choices = {}
@@ -268,10 +286,11 @@ class CudaGraphRunner(ModelRunner):
             self._choices = self._chosen.setdefault((len(step.batch), step.active_lora_modules), {})
         self.timer.prepare()
         if graph is None:
+            self._offer_memory.pending &= not self._launched
             return super().wait()
         assert graph.outputs is not None
         graph.outputs.download()
-        self._forward_memory.pending = self._sample_memory.pending = False
+        self._forward_memory.pending = self._sample_memory.pending = self._offer_memory.pending = False
         self._outputs, self._output_buffer = [graph.host_outputs], pinned
         if step is None:
             pinned.wait()
@@ -379,6 +398,7 @@ class CudaGraphRunner(ModelRunner):
         def work() -> None:
             assert self._static_hidden_states is not None
             found = self.model_step.sample(descriptor, inputs, self._static_hidden_states, graph_safe=True)
+            self.model_step.choose(found["numbers"])
             if not out.specs:
                 out.set_specs(tensor_specs(found))
             pack(found, out, memory.device[start:])

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from runtime.algorithms.base import NO_FILTERS
 from runtime.kernels.forward_batch import MAX_TILE_ROWS
-from runtime.kernels.next_segments import OUTCOMES
 from runtime.kernels.segments import COUNT, FIELDS, PADDING, REMAINDER, SLOT, START
 from runtime.scheduling.step_plan import BLOCK_NUMBERS
 from runtime.worker.host_buffers import Arrays, ArraySpecs
@@ -263,7 +262,6 @@ def sample_buffer_specs(descriptor: SampleDescriptor) -> ArraySpecs:
     found["num_valid"] = I32, (1,)
     found |= dict.fromkeys(("block_first", "block_size"), (I64, (n,)))
     found["numbers"] = I64, (n, len(BLOCK_NUMBERS))
-    found["outcomes"], found["offer"] = (I32, (n, OUTCOMES)), (I32, (2,))
     if descriptor.uniform_noise:
         found["noise_uniforms"] = F64, (n, size)
     if descriptor.self_conditioned:
@@ -308,10 +306,6 @@ def pad_sample_inputs(
     if padded.self_conditioned:
         into["req_slot"][:n] = arrays.get("req_slot", sizes.max_num_reqs)
         into["req_slot"][n:] = sizes.max_num_reqs
-    into["offer"][...] = 0  # without requests, no forward is chosen
-    if n and "offer" in arrays:
-        into["offer"][...] = arrays["offer"]
-        into["outcomes"][:n] = arrays["outcomes"]
     several = len(descriptor.groups) > 1
     into["num_valid"][0] = 0
     read = write = sampled_read = sampled_write = 0

@@ -27,7 +27,7 @@ from runtime.algorithms.base import (
 )
 from runtime.algorithms.logits_ops import DRAW, RENOISE, uniforms
 from runtime.kernels.forward_batch import MAX_TILE_ROWS
-from runtime.kernels.next_segments import ENDS, OUTCOMES, UNKNOWN, BlockEnd
+from runtime.kernels.next_segments import ENDS, NO_BLOCK, OUTCOMES, UNKNOWN, BlockEnd
 from runtime.kernels.segments import (
     COUNT,
     FIELDS,
@@ -41,7 +41,7 @@ from runtime.kernels.segments import (
 )
 from runtime.scheduling.kv_cache_manager import PageTable
 from runtime.scheduling.lora_manager import LoRAManager
-from runtime.scheduling.request import Block, NextForward, Request, ScheduledRequest
+from runtime.scheduling.request import Block, Following, NextForward, Request, ScheduledRequest
 from runtime.scheduling.step_plan import (
     BLOCK_NUMBERS,
     MASKED,
@@ -54,11 +54,11 @@ from runtime.scheduling.step_plan import (
     GrammarBlock,
     Ints,
     Ints32,
-    PageWrites,
     SamplingInputs,
     SelfConditioningRows,
     SoftEmbeddingRows,
     StepPlan,
+    TableWrites,
 )
 from runtime.scheduling.strategy import Strategy
 from runtime.worker.host_buffers import Arrays
@@ -180,12 +180,8 @@ def forward_arrays(plan: StepPlan, block_size: int) -> Arrays:
     return arrays
 
 
-def sample_inputs(
-    blocks: DenoiseBlocks, states: RequestStates, following: NextStep | None = None
-) -> tuple[SampleDescriptor, Arrays]:
-    """Returns the descriptor and the input arrays of sampling.
-
-    `states` has the content of the blocks. With `following`, the device chooses the next forward.
+def sample_inputs(blocks: DenoiseBlocks, states: RequestStates) -> tuple[SampleDescriptor, Arrays]:
+    """Returns the descriptor and the input arrays of sampling. `states` has the content of the blocks.
 
     Sampled positions are ordered by group; within a group, greedy rows precede those with a temperature. The array
     `num_valid` holds the number of rows up to the last one that is not padding.
@@ -203,9 +199,6 @@ def sample_inputs(
         "block_size": blocks.size,
         "numbers": blocks.numbers,
     }
-    if following is not None:
-        arrays["outcomes"] = following.outcomes
-        arrays["offer"] = np.array([len(following.batch), following.max_rows], dtype=np.int32)
     if several:
         block_in_group = np.empty(len(blocks.rows), dtype=np.int64)  # index of each block in its group
         for group in blocks.groups:
@@ -347,7 +340,6 @@ class InputBuilder:
         if not self._rows.is_of(batch, launched):
             self._rows = self._rows_of(batch, launched)
         rows = self._rows
-        writes = [write for scheduled in batch for write in scheduled.request.take_writes()]
         earlier = any(scheduled.recompute is not None for scheduled in batch)  # ids of an earlier step
         return StepPlan(
             segments=rows.segments,
@@ -355,8 +347,7 @@ class InputBuilder:
             active_lora_modules=self._active_lora_modules(each.request for each in batch),
             soft_embeddings=soft_embedding_rows(batch, rows.offsets) if rows.soft else None,
             self_conditioning=self_conditioning_rows(batch, rows.offsets) if rows.conditioned else None,
-            writes=tuple(writes),
-            page_writes=self.take_page_writes(batch),
+            **self.take_writes([scheduled.request for scheduled in batch])._asdict(),
         )
 
     def _rows_of(self, batch: list[ScheduledRequest], launched: Ints32 | None) -> BatchRows:
@@ -379,26 +370,28 @@ class InputBuilder:
             conditioned=any(map(_is_conditioned, requests)),
         )
 
-    def take_page_writes(self, batch: list[ScheduledRequest]) -> PageWrites | None:
-        """Returns the pages of the requests that the runner does not have yet."""
-        return self.table.take_writes(scheduled.request.req_slot for scheduled in batch)
+    def take_writes(self, requests: list[Request]) -> TableWrites:
+        """Returns the content and the pages of the requests that the runner does not have yet."""
+        writes = tuple(write for request in requests for write in request.take_writes())
+        return TableWrites(writes, self.table.take_writes(request.req_slot for request in requests))
 
-    def prepare(self, batch: list[ScheduledRequest], max_rows: int) -> NextStep:
-        """Returns the outcomes of a step, whose requests have `successors`.
+    def prepare(self, batch: list[Following], max_rows: int, *, may_leave: bool) -> NextStep:
+        """Returns the outcomes of a step.
 
         Args:
-            max_rows: maximum number of rows of the next step.
+            max_rows, may_leave: see ``kernels.next_segments.Offer``.
         """
-        modules = self._active_lora_modules(each.request for each in batch)
+        modules = self._active_lora_modules(each.scheduled.request for each in batch)
         last = self._prepared
         if (
             last is not None
             and last.batch == batch
             and last.active_lora_modules == modules
-            and all(each.outcomes is not None for each in batch)
+            and all(each.scheduled.outcomes is not None for each in batch)
         ):
-            return replace(last, max_rows=max_rows)
+            return replace(last, max_rows=max_rows, may_leave=may_leave)
         outcomes = _stack([self._outcomes_of(each) for each in batch], OUTCOMES)
+        outcomes[:, 0] = [each.block for each in batch]
         if_continuing = outcomes[:, ENDS : ENDS + FIELDS]
         if np.array_equal(if_continuing, self._rows.segments):
             if_continuing = self._rows.segments  # so that `plan` and the runner see that it is the same
@@ -414,6 +407,7 @@ class InputBuilder:
             if_all_continue=continues,
             active_lora_modules=modules,
             max_rows=max_rows,
+            may_leave=may_leave,
         )
         return self._prepared
 
@@ -424,7 +418,11 @@ class InputBuilder:
             scheduled.segment = np.array(self._segment(request, forward), dtype=np.int32)
         return scheduled.segment
 
-    def _outcomes_of(self, scheduled: ScheduledRequest) -> Ints32:
+    def _outcomes_of(self, following: Following) -> Ints32:
+        scheduled = following.scheduled
+        if following.block == NO_BLOCK:
+            segment = self._segment_of(scheduled)
+            return np.concatenate([np.array([NO_BLOCK] * ENDS, np.int32), segment, segment])
         if scheduled.outcomes is None:
             scheduled.outcomes = np.array(self._outcomes(scheduled), dtype=np.int32)
         return scheduled.outcomes
@@ -433,11 +431,14 @@ class InputBuilder:
         request, (block,), successors = scheduled.request, scheduled.blocks, scheduled.successors
         assert successors is not None
         uniform_noise = self.strategy.uniform_noise
+        without_masks = not (request.algorithm.edits or uniform_noise)
         end = BlockEnd(
+            block=0,  # `prepare` sets it
             size=block.size,
-            without_masks=not (request.algorithm.edits or uniform_noise),
+            without_masks=without_masks,
             at_eos=not (request.spec.ignore_eos or uniform_noise),
             output_end=request.end - block.start,
+            leaves=without_masks and not request.resolved.may_revise,
         )
         return end + sum((self._segment(request, each or UNKNOWN_FORWARD) for each in successors), ())
 
@@ -468,12 +469,13 @@ def _is_conditioned(request: Request) -> bool:
     return request.resolved.required_stats & SELF_CONDITIONING > 0
 
 
-def _next_conditioning(batch: list[ScheduledRequest], segments: Ints32) -> SelfConditioningRows | None:
+def _next_conditioning(batch: list[Following], segments: Ints32) -> SelfConditioningRows | None:
     """Returns the blocks with self-conditioning in the next step, if all blocks of this one continue."""
-    conditioned = [n for n, each in enumerate(batch) if _is_conditioned(each.request)]
+    sampled = [n for n, each in enumerate(batch) if each.block != NO_BLOCK]
+    conditioned = [n for n in sampled if _is_conditioned(batch[n].scheduled.request)]
     if not conditioned:
         return None
-    starts = np.array([batch[n].blocks[0].logits_start for n in conditioned])
+    starts = np.array([batch[n].scheduled.blocks[0].logits_start for n in conditioned])
     own = segments[conditioned].astype(np.int64)
     return SelfConditioningRows(starts + first_rows(segments)[conditioned] - own[:, START], own[:, SLOT])
 

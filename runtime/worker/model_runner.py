@@ -13,7 +13,7 @@ import torch
 
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
 from runtime.kernels.forward_batch import ForwardBatch
-from runtime.kernels.next_segments import HEADER, BlockCounters
+from runtime.kernels.next_segments import HEADER, OUTCOMES, BlockCounters, Offer
 from runtime.kernels.ops import select_kernels
 from runtime.kernels.segments import FIELDS, RowTables
 from runtime.kernels.unmask import BlockInputs, SampledRows
@@ -33,6 +33,7 @@ from runtime.scheduling.step_plan import (
     Ints32,
     PageWrites,
     SelfConditioningRows,
+    StateWrite,
     StepPlan,
 )
 from runtime.worker.candidates import FullLogits, SamplerConfig, Tensors
@@ -106,8 +107,8 @@ class Runner(Protocol):
         """
         ...
 
-    def write_pages(self, writes: PageWrites | None) -> None:
-        """Stores pages that the host has allocated, once the launched step has run."""
+    def write(self, writes: tuple[StateWrite, ...], page_writes: PageWrites | None) -> None:
+        """Stores content and pages of requests, once the launched step has run."""
         ...
 
     def results(self) -> BlockResults:
@@ -210,13 +211,14 @@ class ModelRunner:
 
     def launch_forward(self, plan: StepPlan) -> None:
         launched, self._next = self._next, None
-        self._write(plan)
+        self.write(plan.writes, plan.page_writes)
         if launched is None or not launched.serves(plan):
             launched = self._forward(plan)
         _, self.hidden_states, self._eager_reason = launched
 
-    def write_pages(self, writes: PageWrites | None) -> None:
-        self.states.write_pages(writes, self.h2d)
+    def write(self, writes: tuple[StateWrite, ...], page_writes: PageWrites | None) -> None:
+        self.states.write_pages(page_writes, self.h2d)
+        self.states.write(writes, self.h2d)
 
     def next_plan(self) -> StepPlan | None:
         """Returns the plan of the forward that the device has chosen."""
@@ -246,7 +248,14 @@ class ModelRunner:
     def launch_sampling(self, blocks: DenoiseBlocks | None, following: NextStep | None = None) -> None:
         self.stats.count(self._eager_reason)
         self._begin_sampling(blocks, following)
+        if self._following is not None:
+            self._offer(self._following)
         self._sample_eagerly()
+
+    def _offer(self, step: NextStep) -> None:
+        """Gives the device the outcomes between which it chooses."""
+        found = self.h2d.to_device({"offer": np.array(step.offer, np.int32), "outcomes": step.outcomes})
+        self.model_step.offer, self.model_step.outcomes = found["offer"], found["outcomes"]
 
     def _begin_sampling(self, blocks: DenoiseBlocks | None, following: NextStep | None) -> None:
         self.blocks, self._launched, self._choice = blocks, [], None
@@ -291,7 +300,7 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockResults:
         """Runs a step with the blocks of its plan eagerly; it is not counted."""
-        self._write(plan)
+        self.write(plan.writes, plan.page_writes)
         self.hidden_states = ModelRunner._forward(self, plan).hidden_states
         self._begin_sampling(plan.blocks, None)
         self._sample_eagerly()
@@ -308,7 +317,7 @@ class ModelRunner:
 
     def batch(self, plan: StepPlan) -> ForwardBatch:
         """Returns the plan's forward batch on the device, after its writes."""
-        self._write(plan)
+        self.write(plan.writes, plan.page_writes)
         return self.model_step.batch(*self._forward_inputs(plan))
 
     @torch.inference_mode()
@@ -321,10 +330,6 @@ class ModelRunner:
             [logits_ops.all_gather(model.lm_head(model.final_hidden_states(part))).cpu() for part in parts]
         )
 
-    def _write(self, plan: StepPlan) -> None:
-        self.write_pages(plan.page_writes)
-        self.states.write(plan.writes, self.h2d)
-
     def _forward_inputs(self, plan: StepPlan) -> tuple[ForwardDescriptor, Tensors]:
         descriptor, arrays = forward_inputs(plan, page_size=self.pool.page_size, block_size=self.block_size)
         return descriptor, self.h2d.to_device(arrays)
@@ -334,11 +339,13 @@ class ModelRunner:
         if blocks is None:
             return
         for part in blocks.per_request or (blocks,):
-            self._launch_sample(part, *sample_inputs(part, self.states, self._following))
+            self._launch_sample(part, *sample_inputs(part, self.states))
 
     def _launch_sample(self, blocks: DenoiseBlocks, descriptor: SampleDescriptor, arrays: Arrays) -> None:
         assert self.hidden_states is not None
         output = self.model_step.sample(descriptor, self.h2d.to_device(arrays), self.hidden_states)
+        if self._following is not None:
+            self.model_step.choose(output["numbers"])
         self._launched.append((blocks, descriptor, output))
 
     def _apply_constraints(self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults) -> None:
@@ -373,6 +380,8 @@ class ModelStep:
         num_reqs = max(config.max_num_reqs, 1)  # the warm-up chooses for one
         self.next_segments = torch.zeros(num_reqs + 1, FIELDS, dtype=torch.int32, device=pool.device)
         self.choice = torch.zeros(HEADER + num_reqs, dtype=torch.int32, device=pool.device)
+        self.offer = torch.zeros(len(Offer._fields), dtype=torch.int32, device=pool.device)
+        self.outcomes = torch.zeros(num_reqs, OUTCOMES, dtype=torch.int32, device=pool.device)
         self.mask_id = config.mask_id
         self.soft_embedding_chunk_rows = None
         if config.batch_invariant:
@@ -423,31 +432,12 @@ class ModelStep:
     def sample(
         self, descriptor: SampleDescriptor, inputs: Tensors, hidden_states: torch.Tensor, *, graph_safe: bool = False
     ) -> SamplerOutput:
-        """Samples the blocks of a step, applies their unmasking algorithms, and chooses the next forward.
+        """Samples the blocks of a step, and applies their unmasking algorithms.
 
         Args:
             hidden_states: [rows, hidden], the result of `forward`.
             graph_safe: see ``SamplingStep``.
         """
-        output = self._sample(descriptor, inputs, hidden_states, graph_safe)
-        if "outcomes" in inputs:
-            self.choose(output["numbers"], inputs["outcomes"], inputs["offer"])
-        return output
-
-    def choose(self, numbers: torch.Tensor, outcomes: torch.Tensor, offer: torch.Tensor) -> None:
-        """Chooses the next forward (``kernels.next_segments``).
-
-        Args:
-            numbers: int64 [len(COUNTERS), at least n].
-            outcomes: int32 [at least n, OUTCOMES].
-            offer: int32 [2].
-        """
-        counters = BlockCounters(*(numbers[COUNTERS.index(name)] for name in BlockCounters._fields))
-        self.choose_segments(counters, outcomes, offer, self.next_segments, self.choice)
-
-    def _sample(
-        self, descriptor: SampleDescriptor, inputs: Tensors, hidden_states: torch.Tensor, graph_safe: bool
-    ) -> SamplerOutput:
         hidden = self.model.final_hidden_states(hidden_states[inputs["rows"]]) if descriptor.rows else hidden_states[:0]
         fused = self._fused_unmask(descriptor, inputs, hidden)
         if fused is not None:
@@ -473,6 +463,15 @@ class ModelStep:
             after = torch.where(continues & (before.state != FIXED), MASKED, after)
         self.states.scatter(before, found["tokens"], after, found["remasked"])
         return found | history
+
+    def choose(self, numbers: torch.Tensor) -> None:
+        """Chooses the next forward from `outcomes` (``kernels.next_segments``).
+
+        Args:
+            numbers: int64 [len(COUNTERS), blocks].
+        """
+        counters = BlockCounters(*(numbers[COUNTERS.index(name)] for name in BlockCounters._fields))
+        self.choose_segments(counters, self.outcomes, self.offer, self.next_segments, self.choice)
 
     def _fused_unmask(
         self, descriptor: SampleDescriptor, inputs: Tensors, hidden: torch.Tensor

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from runtime.algorithms.base import TOKEN_MERGE_TOP_K, LogitStat, get_algorithm
-from runtime.kernels.next_segments import OUTCOMES
 from runtime.kernels.ops import select_kernels
 from runtime.kernels.segments import LORA_SLOT
 from runtime.request.engine_messages import EngineInfo
@@ -53,8 +52,7 @@ def warm_up(runner: ModelRunner, *, rows: int, max_seq_len: int, active_lora_mod
         _step(runner, size, max_seq_len, active_lora_modules)
     _step(runner, rows, max_seq_len, active_lora_modules)
     numbers = torch.zeros(len(COUNTERS), 1, dtype=torch.int64, device=runner.device)
-    outcomes, offer = (torch.zeros(shape, dtype=torch.int32, device=runner.device) for shape in ((1, OUTCOMES), 2))
-    runner.model_step.choose(numbers, outcomes, offer)
+    runner.model_step.choose(numbers)
     logits, row = torch.zeros(1, 1, device=runner.device), torch.zeros(1, dtype=torch.int64, device=runner.device)
     select_kernels(runner.device, logits.dtype).bitmask_argmax(logits, row, row.int()[:, None])
 

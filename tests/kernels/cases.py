@@ -47,10 +47,15 @@ from runtime.kernels.moe_router import (
 )
 from runtime.kernels.next_segments import (
     CHOSEN_ROWS,
+    CONTINUES,
+    FINAL,
     HEADER,
+    LEFT,
+    NO_BLOCK,
     UNKNOWN,
     BlockCounters,
     BlockEnd,
+    Offer,
     choose_segments,
     choose_segments_reference,
 )
@@ -519,12 +524,12 @@ def check_next_segments(ends: Sequence[str], device: str) -> None:
     """Compares `choose_segments` with its reference, for requests whose blocks end like this."""
     n = len(ends)
     outcomes, counters, _ = some_outcomes(ends)
-    for some, max_rows in ((n, 64 * n), (n, 3), (n - 1, 64 * n), (0, 64 * n)):
+    for some, max_rows, may_leave in ((n, 64 * n, 0), (n, 64 * n, 1), (n, 3, 0), (n - 1, 64 * n, 1), (0, 64 * n, 0)):
         made = []
         for choose, place in ((choose_segments_reference, "cpu"), (choose_segments, device)):
             segments = torch.full((n + 2, FIELDS), 7, dtype=torch.int32, device=place)
             choice = torch.full((HEADER + n + 1,), 7, dtype=torch.int32, device=place)
-            offer = torch.tensor([some, max_rows], dtype=torch.int32, device=place)
+            offer = torch.tensor(Offer(some, max_rows, may_leave), dtype=torch.int32, device=place)
             choose(BlockCounters(*counters.to(place)), outcomes.to(place), offer, segments, choice)
             valid = (
                 1 if choice[CHOSEN_ROWS] == UNKNOWN else len(choice)
@@ -534,35 +539,37 @@ def check_next_segments(ends: Sequence[str], device: str) -> None:
         assert torch.equal(made[0][1], made[1][1])
 
 
-BLOCK_ENDS = {  # masks, first mask, first EOS, finished; at_eos, without_masks, offset of the end; final
-    "continues": (3, 5, 32, 0, 1, 1, 40, False),
-    "filled": (0, 32, 32, 0, 1, 1, 40, True),
-    "edited later": (0, 32, 32, 0, 1, 0, 40, False),
-    "finished with masks": (2, 9, 32, 1, 1, 0, 40, True),
-    "eos behind a mask": (2, 9, 20, 0, 1, 1, 40, False),
-    "eos": (2, 9, 4, 0, 1, 1, 40, None),
-    "ignored eos": (2, 9, 4, 0, 0, 1, 40, False),
-    "end of the output": (1, 20, 32, 0, 1, 1, 20, None),
-    "filled to the end": (0, 32, 32, 1, 1, 1, 32, None),
-    "unknown": (0, 32, 32, 1, 1, 1, 40, None),
+# masks, first mask, first EOS, finished; at_eos, without_masks, offset of the end, leaves; the choice. None: the next
+# forward is not known. LEFT: it is known if requests may leave.
+BLOCK_ENDS: dict[str, tuple[int | None, ...]] = {
+    "continues": (3, 5, 32, 0, 1, 1, 40, 1, CONTINUES),
+    "filled": (0, 32, 32, 0, 1, 1, 40, 1, FINAL),
+    "edited later": (0, 32, 32, 0, 1, 0, 40, 0, CONTINUES),
+    "finished with masks": (2, 9, 32, 1, 1, 0, 40, 0, FINAL),
+    "eos behind a mask": (2, 9, 20, 0, 1, 1, 40, 1, CONTINUES),
+    "eos": (2, 9, 4, 0, 1, 1, 40, 1, LEFT),
+    "eos that may be edited": (2, 9, 4, 0, 1, 1, 40, 0, None),
+    "ignored eos": (2, 9, 4, 0, 0, 1, 40, 1, CONTINUES),
+    "end of the output": (1, 20, 32, 0, 1, 1, 20, 1, LEFT),
+    "filled to the end": (0, 32, 32, 1, 1, 1, 32, 1, LEFT),
+    "unknown": (0, 32, 32, 1, 1, 1, 40, 1, None),
+    "no block": (0, 0, 0, 1, 1, 1, 0, 1, CONTINUES),
 }
 
 
-def some_outcomes(ends: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor, list[bool | None]]:
-    """Returns outcomes [n, OUTCOMES] and counters [4, n] of blocks that end in these ways, and whether each is final.
-
-    None: the next forward of the request is not known.
-    """
+def some_outcomes(ends: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor, list[int | None]]:
+    """Returns outcomes [n, OUTCOMES] and counters [4, blocks] of blocks that end in these ways, and their choices."""
     random = np.random.default_rng(len(ends))
-    rows, counters, final = [], [], []
+    rows, counters, choices = [], [[9] * 4], []  # the first block is of no request
     for slot, end in enumerate(ends):
-        *counted, at_eos, without_masks, output_end, is_final = BLOCK_ENDS[end]
+        *counted, at_eos, without_masks, output_end, leaves, choice = BLOCK_ENDS[end]
         pair = random.integers(1, 90, (2, FIELDS))
         pair[:, SLOT], pair[:, COUNT] = slot, (32, UNKNOWN if end == "unknown" else random.integers(33, 300))
-        rows.append([*BlockEnd(32, without_masks, at_eos, output_end), *pair.ravel()])
+        block = NO_BLOCK if end == "no block" else len(counters)
+        rows.append([*BlockEnd(block, 32, without_masks, at_eos, output_end, leaves), *pair.ravel()])
         counters.append(counted)
-        final.append(is_final)
-    return torch.tensor(np.array(rows), dtype=torch.int32), torch.tensor(counters).T.contiguous(), final
+        choices.append(choice)
+    return torch.tensor(np.array(rows), dtype=torch.int32), torch.tensor(counters).T.contiguous(), choices
 
 
 def check_sandwich(rows: int, size: int, dtype: torch.dtype, device: str) -> None:

@@ -10,10 +10,13 @@ from runtime.kernels.activation import select_gate_up_tile
 from runtime.kernels.layernorm import gemm_add_norm_reference
 from runtime.kernels.next_segments import (
     CHOSEN_ROWS,
+    FINAL,
     HEADER,
+    LEFT,
     UNKNOWN,
     BlockCounters,
     BlockEnd,
+    Offer,
     choose_segments_reference,
 )
 from runtime.kernels.segments import (
@@ -134,22 +137,33 @@ def test_rows_of_segments(counts, rows):
 
 
 @pytest.mark.parametrize("max_rows", [1000, 40])
-@pytest.mark.parametrize("ends", [*product(BLOCK_ENDS), ("continues", "filled"), ("filled", "eos"), ("filled",) * 3])
-def test_next_segments(ends, max_rows):
+@pytest.mark.parametrize("may_leave", [False, True])
+@pytest.mark.parametrize(
+    "ends",
+    [
+        *product(BLOCK_ENDS),
+        ("continues", "filled"),
+        ("filled", "eos"),
+        ("filled",) * 3,
+        ("no block", "eos", "no block"),
+    ],
+)
+def test_next_segments(ends, may_leave, max_rows):
     """Compares `choose_segments_reference` with a loop over requests."""
-    outcomes, counters, final = some_outcomes(ends)
+    outcomes, counters, choices = some_outcomes(ends)
     segments = torch.full((len(ends) + 2, FIELDS), 7, dtype=torch.int32)
     choice = torch.full((HEADER + len(ends),), 7, dtype=torch.int32)
-    offer = torch.tensor([len(ends), max_rows], dtype=torch.int32)
+    offer = torch.tensor(Offer(len(ends), max_rows, may_leave), dtype=torch.int32)
     choose_segments_reference(BlockCounters(*counters), outcomes, offer, segments, choice)
     pairs = outcomes[:, len(BlockEnd._fields) :].view(-1, 2, FIELDS)
-    chosen = [pair[int(one or 0)].tolist() for pair, one in zip(pairs, final, strict=True)]
-    counts = [Segment(*one).count for one in chosen]
-    if None in final or sum(counts) > max_rows:
+    segment_of = zip(pairs.tolist(), choices, strict=True)
+    chosen = [Segment(*pair[one == FINAL])._replace(**{"count": 0} if one == LEFT else {}) for pair, one in segment_of]
+    counts = [one.count for one in chosen]
+    if None in choices or (LEFT in choices and not may_leave) or not 0 < sum(counts) <= max_rows:
         assert choice[CHOSEN_ROWS] == UNKNOWN
         assert (segments == 7).all(), "the segments of an unknown forward were written"
         return
     tile_rows = min(max(counts), 256)
-    assert choice.tolist() == [sum(counts), sum(-(-count // tile_rows) for count in counts), tile_rows, *final]
-    padding = Segment(chosen[0][0], PADDING, REMAINDER, *[0] * (FIELDS - 3))
-    assert segments.tolist() == [*chosen, list(padding), [7] * FIELDS]
+    assert choice.tolist() == [sum(counts), sum(-(-count // tile_rows) for count in counts), tile_rows, *choices]
+    padding = Segment(chosen[0].slot, PADDING, REMAINDER, *[0] * (FIELDS - 3))
+    assert segments.tolist() == [*map(list, chosen), list(padding), [7] * FIELDS]

@@ -28,6 +28,7 @@ from runtime.scheduling.step_plan import (
     BlockResults,
     DenoiseBlocks,
     PageWrites,
+    StateWrite,
     StepPlan,
 )
 from runtime.scheduling.strategy import DecodingContext
@@ -65,7 +66,7 @@ class FillingRunner:
     def wait(self) -> None:
         pass
 
-    def write_pages(self, writes: PageWrites | None) -> None:
+    def write(self, writes: tuple[StateWrite, ...], page_writes: PageWrites | None) -> None:
         pass
 
     def capture_next(self) -> int:
