@@ -19,10 +19,10 @@ from runtime.scheduling.step_plan import (
     MASKED,
     REMASKED,
     UNMASKED,
-    BlockLogprobs,
     BlockNumbers,
     Ints,
     Ints32,
+    LogprobsOf,
     SoftTokens,
     StateWrite,
 )
@@ -297,10 +297,9 @@ class Request:
     def needs_results(self) -> bool:
         """Whether the next forward needs the results of the step before on the host.
 
-        Its tokens may change there, or its logits are read again.
+        Its tokens may change there, or its input embeddings.
         """
-        mixes = self.resolved.soft_embedding_params is not None
-        return mixes or self.decodes_left_to_right or self.logprobs is not None
+        return self.resolved.soft_embedding_params is not None or self.decodes_left_to_right
 
     def output_by_position(self) -> npt.NDArray[np.int64]:
         """Returns the id at each position of the output, pinned ones included; -1 where it is MASKED."""
@@ -499,24 +498,38 @@ class Following(NamedTuple):
 
 
 class LogprobTable:
-    """Stores the logprobs of one request by position: `values` [size], `top_ids` and `top_values` [size, num_top]."""
+    """Stores the logprobs of one request by position: `values` [size], `top_ids` and `top_values` [size, num_top].
 
-    __slots__ = ("num_top", "top_ids", "top_values", "values")
+    Those of the last step may still be on the device.
+    """
+
+    __slots__ = ("_pending", "num_top", "top_ids", "top_values", "values")
 
     def __init__(self, size: int, num_top: int) -> None:
         self.num_top = num_top
         self.values = np.full(size, MIN_LOGPROB)
         self.top_ids = np.zeros((size, num_top), dtype=np.int64)
         self.top_values = np.full((size, num_top), MIN_LOGPROB)
+        self._pending: list[tuple[int, LogprobsOf, int]] = []  # arguments of `add`
 
-    def update(self, start: int, logprobs: BlockLogprobs) -> None:
-        """Stores the logprobs of a step for the block at position `start`."""
-        at = start + logprobs.offsets
-        self.values[at] = np.maximum(logprobs.values, MIN_LOGPROB)
-        self.top_ids[at] = logprobs.top_ids[:, : self.num_top]
-        self.top_values[at] = np.maximum(logprobs.top_values[:, : self.num_top], MIN_LOGPROB)
+    def add(self, start: int, logprobs: LogprobsOf, i: int) -> None:
+        """Adds the logprobs of a step for its block `i`, which begins at position `start`."""
+        if self._pending and self._pending[0][1] is not logprobs:  # of an earlier step, which the device has completed
+            self._read()
+        self._pending.append((start, logprobs, i))
+
+    def _read(self) -> None:
+        for start, logprobs_of, i in self._pending:
+            found = logprobs_of(i)
+            if found is not None:
+                at = start + found.offsets
+                self.values[at] = np.maximum(found.values, MIN_LOGPROB)
+                self.top_ids[at] = found.top_ids[:, : self.num_top]
+                self.top_values[at] = np.maximum(found.top_values[:, : self.num_top], MIN_LOGPROB)
+        self._pending = []
 
     def between(self, start: int, end: int) -> tuple[list[float], list[list[int]], list[list[float]]]:
-        """Returns values, top ids and top values of the positions ``[start, end)``."""
+        """Returns values, top ids and top values of the positions ``[start, end)``. Waits for the device."""
+        self._read()
         here = slice(start, end)
         return self.values[here].tolist(), self.top_ids[here].tolist(), self.top_values[here].tolist()

@@ -259,7 +259,8 @@ class Scheduler:
             ended = request.finished and block != NO_BLOCK
             if request.status is not Status.RUNNING or ended or not count:
                 continue
-            scheduled = self._schedule_request(request, remaining, request.num_computed_tokens)
+            max_rows = now.end - now.start if block == NO_BLOCK else remaining
+            scheduled = self._schedule_request(request, max_rows, request.num_computed_tokens)
             if scheduled is None or scheduled.end > request.kv.num_allocated_tokens:
                 return None
             remaining -= scheduled.end - scheduled.start

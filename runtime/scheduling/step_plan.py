@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
@@ -301,6 +302,9 @@ class BlockLogprobs(NamedTuple):
     top_values: Floats
 
 
+LogprobsOf = Callable[[int], BlockLogprobs | None]  # None: the step did not change the block
+
+
 @dataclass(frozen=True)
 class BlockResults:
     """The sampled blocks after a step. The lists have one entry per block.
@@ -318,7 +322,7 @@ class BlockResults:
         finished: whether the algorithm finished the block: its steps no longer change its tokens.
         history: block -> [B, records, fields], for algorithms that record values.
         soft_tokens: block -> tokens of the soft embeddings of its UNMASKED positions.
-        logprobs: block -> logprobs, for requests that read them.
+        logprobs: returns those of a block, for requests that read them; it waits for the device. None: of no block.
         rewritten: blocks that the host has changed after the sampling.
     """
 
@@ -335,7 +339,7 @@ class BlockResults:
     finished: list[bool]
     history: dict[int, Floats]
     soft_tokens: dict[int, SoftTokens]
-    logprobs: dict[int, BlockLogprobs] = field(default_factory=dict)
+    logprobs: LogprobsOf | None = None
     rewritten: set[int] = field(default_factory=set)
 
 

@@ -23,8 +23,8 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
     block.state[...] = state
     if not block.masks:
         block.numbers.post_edit_steps += 1
-    if i in results.logprobs and request.logprobs is not None:
-        request.logprobs.update(block.start, results.logprobs[i])
+    if results.logprobs is not None and request.logprobs is not None:
+        request.logprobs.add(block.start, results.logprobs, i)
     if results.remasks[i]:
         remasked = results.remasked[i, :size]
         block.memory.remasked = remasked if block.memory.remasked is None else block.memory.remasked | remasked

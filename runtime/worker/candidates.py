@@ -487,5 +487,5 @@ class FullLogits:
         """Returns logits [n, vocab] of `rows` [n], at most `max_rows`: forbidden ids are -inf, all else unchanged."""
         if self.notify_ranks is not None:
             self.notify_ranks(rows)
-        index = torch.from_numpy(rows).to(self.hidden_states.device)
+        index = torch.from_numpy(rows).to(self.hidden_states.device, non_blocking=True)  # no wait for earlier launches
         return self.candidates.full_logits(self.final_norm(self.hidden_states[index]))

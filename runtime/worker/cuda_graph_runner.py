@@ -263,9 +263,13 @@ class CudaGraphRunner(ModelRunner):
         if padded is None or self._sample_graph is None:
             self.stats.count(reason or EagerReason.NOT_CAPTURED)
             self._launch_sample(blocks, descriptor, arrays)
-            return
-        self.stats.count(reason)
-        self._launched = [(blocks, padded, {})]  # `wait` has the outputs
+        else:
+            self._launched = [(blocks, padded, {})]  # `wait` has the outputs
+            self.stats.count(reason)
+        if blocks.num_logprobs is not None and self.hidden_states is self._static_hidden_states:
+            assert self.hidden_states is not None
+            end = int((blocks.rows + blocks.size).max())
+            self.hidden_states = self.hidden_states[:end].clone()  # the next forward may precede the logprobs
 
     def _offer(self, step: NextStep | None) -> None:
         """Gives the device the outcomes between which it chooses. None: it chooses no forward."""

@@ -13,9 +13,42 @@ from runtime.scheduling.step_plan import MASKED, NO_LOGPROBS, UNMASKED, BlockLog
 from runtime.worker.candidates import FullLogits
 
 
+class StepLogprobs:
+    """Logprobs of a step on their way to the host. The device may compute them behind the next forward.
+
+    Args:
+        block, at: int64 [n], block and offset of each position.
+        parts: see `_logprobs_of`, of consecutive positions.
+    """
+
+    def __init__(self, block: np.ndarray, at: np.ndarray, parts: list[torch.Tensor]) -> None:
+        self._block, self._at = block, at
+        found = torch.cat(parts)
+        self._done: torch.cuda.Event | None = None
+        self._found = found
+        if found.device.type == "cuda":
+            self._found = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+            self._found.copy_(found, non_blocking=True)
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record()
+
+    def of(self, i: int) -> BlockLogprobs | None:
+        """Returns the logprobs of block `i`, once the device has computed them. None: the step changed none of it."""
+        mine = self._block == i
+        if not mine.any():
+            return None
+        if self._done is not None:
+            self._done.synchronize()
+        values = self._found.numpy()[mine]
+        num_top = values.shape[1] // 2
+        return BlockLogprobs(
+            self._at[mine], values[:, 0], values[:, 1 + num_top :].astype(np.int64), values[:, 1 : 1 + num_top]
+        )
+
+
 @torch.inference_mode()
-def compute_logprobs(full_logits: FullLogits, blocks: DenoiseBlocks, results: BlockResults) -> None:
-    """Writes ``results.logprobs`` of all positions that the step unmasked or changed, for requests with logprobs.
+def compute_logprobs(full_logits: FullLogits, blocks: DenoiseBlocks, results: BlockResults) -> StepLogprobs | None:
+    """Returns logprobs of all positions that the step unmasked or changed, for requests with logprobs.
 
     They are logprobs of the model's distribution without forbidden ids. Logits processors, temperature and algorithms
     do not change them.
@@ -31,17 +64,14 @@ def compute_logprobs(full_logits: FullLogits, blocks: DenoiseBlocks, results: Bl
     which, at = np.nonzero(updated)
     block = requested[which]
     if not len(block):
-        return
+        return None
     num_top = int(blocks.num_logprobs[block].max())
     rows, tokens = blocks.rows[block] + at, results.tokens[block, at]
     parts = [
         _logprobs_of(full_logits.rows(rows[start:end]), tokens[start:end], num_top)
         for start, end in _chunks(block, full_logits)
     ]
-    values, ids, tops = (np.concatenate(each) for each in zip(*parts, strict=True))
-    for i in np.unique(block).tolist():
-        mine = block == i
-        results.logprobs[i] = BlockLogprobs(at[mine], values[mine], ids[mine], tops[mine])
+    return StepLogprobs(block, at, parts)
 
 
 def _chunks(block: np.ndarray, full_logits: FullLogits) -> Iterator[tuple[int, int]]:
@@ -57,16 +87,15 @@ def _chunks(block: np.ndarray, full_logits: FullLogits) -> Iterator[tuple[int, i
     return itertools.pairwise(edges)
 
 
-def _logprobs_of(logits: torch.Tensor, tokens: np.ndarray, num_top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the logprobs of `tokens` [n] under `logits` [n, vocab], and those of the top tokens.
+def _logprobs_of(logits: torch.Tensor, tokens: np.ndarray, num_top: int) -> torch.Tensor:
+    """Returns the logprobs of `tokens` [n] under `logits` [n, vocab], then those of the top tokens, then their ids.
 
     Returns:
-        Logprobs [n], top ids [n, num_top], top logprobs [n, num_top].
+        float64 [n, 1 + 2 * num_top].
     """
     total = logits.logsumexp(1, keepdim=True)
-    own = logits.gather(1, torch.from_numpy(tokens).to(logits.device)[:, None])
+    own = logits.gather(1, torch.from_numpy(tokens).to(logits.device, non_blocking=True)[:, None])
     ids, values = own.long()[:, :0], own[:, :0]
     if num_top:
         ids, values = topk(logits, num_top)
-    found = torch.cat([torch.cat([own, values], 1) - total, ids.to(total.dtype)], 1).double().cpu().numpy()
-    return found[:, 0], found[:, 1 + num_top :].astype(np.int64), found[:, 1 : 1 + num_top]
+    return torch.cat([(torch.cat([own, values], 1) - total).double(), ids.double()], 1)

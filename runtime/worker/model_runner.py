@@ -288,10 +288,10 @@ class ModelRunner:
             for (part, descriptor, _), output in zip(launched, self._outputs, strict=True)
         ]
         results = concat_results(parts)
-        # The driver rank sends the rows whose logits the other ranks compute.
-        follows = self.model_step.logits_ops.is_sharded and self.notify_ranks is None
-        if follows or blocks.grammar_blocks or blocks.forced_tokens or blocks.num_logprobs is not None:
-            self._apply_constraints(blocks, hidden_states, results)
+        if self.model_step.logits_ops.is_sharded and self.notify_ranks is None:
+            self.last_logits = self._full_logits(hidden_states)  # rank 0 sends the rows to compute
+        elif blocks.grammar_blocks or blocks.forced_tokens or blocks.num_logprobs is not None:
+            results = self._apply_constraints(blocks, hidden_states, results)
         return results
 
     def capture_next(self) -> int:
@@ -348,18 +348,21 @@ class ModelRunner:
             self.model_step.choose(output["numbers"])
         self._launched.append((blocks, descriptor, output))
 
-    def _apply_constraints(self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults) -> None:
-        """Applies grammars and forced tokens to the results, and computes logprobs. None of it is captured."""
+    def _full_logits(self, hidden_states: torch.Tensor) -> FullLogits:
         candidates, final_norm = self.model_step.sampler.candidates, self.model.final_hidden_states
-        full_logits = FullLogits(candidates, final_norm, hidden_states, self.notify_ranks, self.batch_invariant)
-        if full_logits.vocab_parallel and self.notify_ranks is None:
-            self.last_logits = full_logits
+        return FullLogits(candidates, final_norm, hidden_states, self.notify_ranks, self.batch_invariant)
+
+    def _apply_constraints(
+        self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults
+    ) -> BlockResults:
+        """Applies grammars and forced tokens to the results, and computes logprobs. None of it is captured."""
+        full_logits = self._full_logits(hidden_states)
         if blocks.grammar_blocks:
             apply_grammar(full_logits, blocks, results)
         if blocks.forced_tokens:
             write_forced_tokens(blocks, results)
-        if blocks.num_logprobs is not None:
-            compute_logprobs(full_logits, blocks, results)
+        logprobs = None if blocks.num_logprobs is None else compute_logprobs(full_logits, blocks, results)
+        return results if logprobs is None else replace(results, logprobs=logprobs.of)
 
 
 class ModelStep:

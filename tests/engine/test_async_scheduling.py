@@ -30,9 +30,12 @@ FULL_SEQUENCE = replace(SETUP, strategy="full", budget=192)
 SLOW = {"accept_threshold": 1.0, "ignore_eos": True}  # one token per step
 
 
-def asking(*counts: int, **others: Any) -> list[Ask]:
+def asking(*counts: int, logprobs: int | None = None, **others: Any) -> list[Ask]:
     """Returns one request per number of tokens."""
-    return [Ask((1, 2, 3, number), Params(max_tokens=count, **SLOW, **others)) for number, count in enumerate(counts)]
+    return [
+        Ask((1, 2, 3, number), Params(max_tokens=count, **SLOW, **others), logprobs=logprobs)
+        for number, count in enumerate(counts)
+    ]
 
 
 def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ref[CudaGraphRunner], bool]]:
@@ -107,6 +110,7 @@ class Watched:
         pytest.param(SETUP, {}, id="blocks"),
         pytest.param(SETUP, {"max_repetition_run": 99, "max_nfe": 30}, id="limits"),
         pytest.param(SETUP, {"stop_token_ids": (15,)}, id="own stop tokens"),
+        pytest.param(SETUP, {"logprobs": 2}, id="logprobs"),
         pytest.param(replace(SETUP, strategy="d2f", shift=True), {}, id="logits shift"),
         pytest.param(replace(SETUP, strategy="fast_dllm_v2"), {}, id="first tokens and sub-blocks"),
         pytest.param(replace(SETUP, strategy="nemotron_diffusion"), {}, id="first tokens"),
@@ -141,7 +145,7 @@ def test_no_forward_is_launched_in_vain(strategy: str, monkeypatch: pytest.Monke
     def check(data: st.DataObject) -> None:
         setup = replace(data.draw(setups(strategy=strategy, buffer=1)), replayed=True)
         several = data.draw(st.lists(asks(setup), min_size=1, max_size=4))
-        several = [replace(ask, params=replace(ask.params, max_repetition_run=None), logprobs=None) for ask in several]
+        several = [replace(ask, params=replace(ask.params, max_repetition_run=None)) for ask in several]
         run = Run(setup)
         forwards = forwards_of(run.engine, monkeypatch)
         run.finish(*several)
@@ -334,7 +338,7 @@ def test_requests_added_and_aborted_between_steps_change_nothing_for_others(
             data.draw(setups(strategy=strategy, buffer=1, block=8, shift=False)), replayed=True, eos=(15,), budget=96
         )
         several = data.draw(st.lists(asks(setup), min_size=1, max_size=4))
-        several = [replace(ask, params=endless(ask.params), logprobs=None) for ask in several]
+        several = [replace(ask, params=endless(ask.params)) for ask in several]
         expected = run_all(setup, several)
         engine, received, aborted = make_engine(setup), list[EngineOutput](), set[str]()
         runner = engine.runner
