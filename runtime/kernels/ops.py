@@ -25,6 +25,7 @@ from runtime.kernels.nvfp4_gemm import nvfp4_linear
 from runtime.kernels.quantized_tensor import Fp8, quantize_fp8_weight
 from runtime.kernels.segments import ForwardRows, RowTables, expand_segments, expand_segments_reference
 from runtime.kernels.topk_topp_sampling import topk_topp_sample
+from runtime.kernels.uniform_numbers import uniform_numbers, uniform_numbers_reference
 from runtime.kernels.unmask import BlockInputs, SampledRows, UnmaskOutput, threshold_unmask
 from runtime.kernels.weighted_embedding import soft_embedding, soft_embedding_reference
 
@@ -54,6 +55,7 @@ ChooseSegmentsKernel = Callable[[BlockCounters, Tensor, Tensor, Tensor, Tensor],
 ExpandSegmentsKernel = Callable[[Tensor, RowTables, int, int, int], ForwardRows]
 SoftmaxStatsKernel = Callable[[Tensor, StatsRequest], SoftmaxStats]
 BitmaskArgmaxKernel = Callable[[Tensor, Tensor, Tensor], Tensor]
+UniformNumbersKernel = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 class LMHeadArgmaxKernel(Protocol):
@@ -91,6 +93,7 @@ class KernelSet:
     name: str
     expand_segments: ExpandSegmentsKernel = expand_segments_reference
     choose_segments: ChooseSegmentsKernel = choose_segments_reference
+    uniform_numbers: UniformNumbersKernel = uniform_numbers_reference
     interleaved_gate_up: bool = False  # `moe` expects interleaved gate and up rows (`interleave_gate_up`)
     split_router_weight: bool = False  # `router_logits` accepts, for bfloat16 models, a weight from `split_bf16x3`
     rms_norm: RMSNormKernel
@@ -161,6 +164,7 @@ TRITON = KernelSet(
     name="triton",
     expand_segments=expand_segments,
     choose_segments=choose_segments,
+    uniform_numbers=uniform_numbers,
     interleaved_gate_up=True,
     split_router_weight=True,
     rms_norm=layernorm.rms_norm,

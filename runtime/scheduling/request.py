@@ -372,6 +372,12 @@ class Request:
         self.kv.reset()
 
 
+def draws_of(request: Request, start: int) -> tuple[int, int, int]:
+    """Returns the row of a block at position `start` in ``DenoiseBlocks.draws``."""
+    seed = request.spec.seed
+    return seed - (seed >> 63 << 64), request.nfe, start  # the bits of uint64 as int64
+
+
 def initial_content(spec: RequestSpec, size: int, mask_id: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
     """Returns the tokens and states of a new request: its prompt, pinned tokens, and masks."""
     prompt_len = len(spec.prompt)

@@ -72,19 +72,6 @@ class AlgorithmBatch:
 
 
 @dataclass(frozen=True)
-class SamplingInputs:
-    """Sampling parameters and random numbers of the blocks; greedy blocks have temperature 0.
-
-    Attributes:
-        params: [n, 4], temperature, top_p, top_k and min_p.
-        uniform: [n, B], uniform random numbers of the requests.
-    """
-
-    params: Floats
-    uniform: Floats
-
-
-@dataclass(frozen=True)
 class LogitsProcessorBatch:
     """Inputs of the logits processors of `r` requests (``worker.logits_processors``).
 
@@ -162,9 +149,10 @@ class DenoiseBlocks:
         state: [n, B], the host's copy: FIXED, MASKED or UNMASKED.
         sampled: [n, B], positions whose logits the algorithms need.
         numbers: [n, len(BLOCK_NUMBERS)].
-        sampling: None if all blocks are greedy.
+        sampling_params: [n, 4], temperature, top_p, top_k and min_p; temperature 0 is greedy. None: all are greedy.
         groups: one per algorithm; each block belongs to one.
-        noise_uniforms: [n, B], uniform random numbers from which uniform-noise algorithms draw new tokens.
+        draws: [n, 3], see ``kernels.uniform_numbers``. None: no block needs random numbers.
+        uniform_noise: whether some algorithm draws new tokens from uniform random numbers.
         self_conditioned: whether some algorithm uses self-conditioning.
         logits_processors: None without logits processors.
         grammar_blocks, forced_tokens: blocks that no algorithm fills; none of their positions is sampled.
@@ -180,9 +168,10 @@ class DenoiseBlocks:
     state: Bytes
     sampled: Bools
     numbers: Ints
-    sampling: SamplingInputs | None
+    sampling_params: Floats | None
     groups: tuple[AlgorithmBatch, ...]
-    noise_uniforms: Floats | None = None
+    draws: Ints | None = None
+    uniform_noise: bool = False
     self_conditioned: bool = False
     logits_processors: LogitsProcessorBatch | None = None
     grammar_blocks: tuple[GrammarBlock, ...] = ()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from runtime.algorithms.logits_ops import CANVAS, uniforms
+from runtime.kernels.uniform_numbers import CANVAS, uniform_numbers_reference
 from runtime.request.block_layout import BlockLayout
-from runtime.scheduling.request import Block, ForwardSpan, NextForward, Request, Successors
+from runtime.scheduling.request import Block, ForwardSpan, NextForward, Request, Successors, draws_of
 from runtime.scheduling.step_plan import MASKED, UNMASKED, BlockResults, Ints
 from runtime.scheduling.strategy import (
     DecodingContext,
@@ -68,8 +69,10 @@ class Canvas(Strategy):
 
     def _noise(self, request: Request, start: int) -> Ints:
         """Returns uniformly random token ids for a new canvas, int64 [size], from the random numbers of this step."""
-        seed, step = np.array([request.spec.seed], dtype=np.uint64), np.array([request.nfe])
-        return (uniforms(seed, start + np.arange(self.size), step, CANVAS) * self.vocab_size).astype(np.int64)
+        draws = torch.from_numpy(np.array([draws_of(request, start)]))
+        at = torch.arange(self.size)
+        numbers = uniform_numbers_reference(draws, torch.zeros_like(at), at, CANVAS)
+        return (numbers * self.vocab_size).long().numpy()
 
     def visible_keys(self, request: Request, num_final_tokens: int) -> VisibleKeys:
         """Returns those up to the end of the canvas for open rows. Other rows are causal."""

@@ -92,6 +92,12 @@ class AlgorithmGroup:
     def required_stats(self) -> LogitStat:
         return LogitStat(self.descriptor.required_stats)
 
+    @property
+    def random_rows(self) -> slice:
+        """The group's rows with a temperature."""
+        end = self.first + self.descriptor.rows
+        return slice(end - self.descriptor.num_random, end)
+
     def rows_in(self, part: slice, max_rows: int | None = None) -> RowSpan | None:
         """Returns the group's rows within the chunk `part` of the sampled rows; None if there are none.
 
@@ -127,6 +133,7 @@ class SamplingStep:
         inputs: see ``worker.input_batch``.
         masked: [n, B], masked positions.
         dtype: float dtype of the probabilities.
+        uniform: random numbers of the rows with a temperature, float64 [num_random]. None: there are none.
         self_conditioning: [n, B, hidden], written for algorithms that require ``LogitStat.SELF_CONDITIONING``.
         graph_safe: launch the same kernels for any content, without host synchronization.
     """
@@ -136,6 +143,7 @@ class SamplingStep:
     groups: list[AlgorithmGroup]
     masked: torch.Tensor
     dtype: torch.dtype
+    uniform: torch.Tensor | None
     self_conditioning: torch.Tensor | None
     graph_safe: bool
 
@@ -346,9 +354,9 @@ class CandidateSampler:
         (group,) = step.groups
         found.vocab_size = head.weight.shape[0]
         uniform = None
-        if group.descriptor.num_random:  # the last rows
+        if step.uniform is not None:
             uniform = torch.full((len(hidden),), -1.0, dtype=torch.float64, device=hidden.device)
-            uniform[len(hidden) - group.descriptor.num_random :] = step.inputs["uniform"]
+            uniform[group.random_rows] = step.uniform
         for start in range(0, len(hidden), LOGITS_CHUNK_ROWS):
             part = slice(start, start + LOGITS_CHUNK_ROWS)
             request = StatsRequest(
@@ -420,6 +428,8 @@ class CandidateSampler:
 
         It uses the kernel of ``kernels.topk_topp_sampling``, if there is one and no statistic needs the probabilities.
         """
+        if step.uniform is None:
+            return
         inputs = step.inputs
         num_random_before = 0  # random rows of the previous groups
         for group in step.groups:
@@ -436,7 +446,7 @@ class CandidateSampler:
             if self.sample_kernel is not None and not any(stat & group.required_stats for stat in self.prob_stats):
                 index, chunk = step.index(span.rows), slice(begin - first, end - first)
                 found.tokens[index], found.confidence[index] = self.sample_kernel(
-                    logits[span.part], inputs["sampling_params"][chunk], inputs["uniform"][chunk],
+                    logits[span.part], inputs["sampling_params"][chunk], step.uniform[chunk],
                     num_unfiltered=min(max(first_filtered - begin, 0), end - begin),
                 )  # fmt: skip
                 continue
@@ -448,7 +458,7 @@ class CandidateSampler:
                     params,
                     num_unfiltered=min(max(first_filtered - chunk.start, 0), chunk.stop - chunk.start),
                 )
-                picked = self.logits_ops.multinomial(probs, inputs["uniform"][chunk.start - first : chunk.stop - first])
+                picked = self.logits_ops.multinomial(probs, step.uniform[chunk.start - first : chunk.stop - first])
                 index = step.index(chunk)
                 found.tokens[index], found.confidence[index] = picked.token, picked.confidence
                 for stat, compute in self.prob_stats.items():

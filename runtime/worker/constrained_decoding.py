@@ -23,6 +23,7 @@ from runtime.algorithms.base import TEMPERATURE
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
 from runtime.kernels.bitmask_argmax import mask_logits
 from runtime.kernels.ops import select_kernels
+from runtime.kernels.uniform_numbers import uniform_numbers_reference
 from runtime.scheduling.step_plan import UNMASKED, BlockResults, DenoiseBlocks, GrammarBlock
 from runtime.worker.candidates import FullLogits
 from runtime.worker.logits_processors import apply_logits_processors, logits_processor_arrays
@@ -170,16 +171,17 @@ def _sample_allowed(
         logits: [rows, vocab].
         bitmask: int32 [blocks, ceil(vocab / 32)], contiguous, one bit per token.
     """
-    device, inputs = logits.device, blocks.sampling
+    device, params = logits.device, blocks.sampling_params
     rows = torch.from_numpy(np.array([walk.row for walk in active])).to(device)
     packed = torch.from_numpy(bitmask).to(device)
     best = select_kernels(device, logits.dtype).bitmask_argmax(logits, rows, packed)
-    random = [i for i, w in enumerate(active) if inputs is not None and inputs.params[w.block.block, TEMPERATURE] > 0]
-    if inputs is not None and random:
-        block, position = zip(*((active[i].block.block, active[i].position) for i in random), strict=True)
-        params = torch.from_numpy(inputs.params[list(block)]).to(device)
-        uniform = torch.from_numpy(inputs.uniform[list(block), list(position)]).to(device)
-        probs = DEFAULT_LOGITS_OPS.filtered_probs(mask_logits(logits, rows[random], packed[random]), params)
+    random = [i for i, w in enumerate(active) if params is not None and params[w.block.block, TEMPERATURE] > 0]
+    if params is not None and random:
+        assert blocks.draws is not None
+        block, position = torch.tensor([(active[i].block.block, active[i].position) for i in random]).unbind(1)
+        uniform = uniform_numbers_reference(torch.from_numpy(blocks.draws), block, position).to(device)
+        own = torch.from_numpy(params)[block].to(device)
+        probs = DEFAULT_LOGITS_OPS.filtered_probs(mask_logits(logits, rows[random], packed[random]), own)
         picked = DEFAULT_LOGITS_OPS.multinomial(probs, uniform)
         best[:, random] = torch.stack([picked.token.double(), picked.confidence.double()])
     values: list[list[float]] = best.tolist()

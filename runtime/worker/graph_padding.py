@@ -262,13 +262,12 @@ def sample_buffer_specs(descriptor: SampleDescriptor) -> ArraySpecs:
     found["num_valid"] = I32, (1,)
     found |= dict.fromkeys(("block_first", "block_size"), (I64, (n,)))
     found["numbers"] = I64, (n, len(BLOCK_NUMBERS))
-    if descriptor.uniform_noise:
-        found["noise_uniforms"] = F64, (n, size)
+    if descriptor.uniform_noise or descriptor.num_random:
+        found["draws"] = I64, (n, 3)
     if descriptor.self_conditioned:
         found["req_slot"] = I64, (n,)
     if descriptor.num_random:
         found["sampling_params"] = F64, (descriptor.num_random, len(NO_FILTERS))
-        found["uniform"] = F64, (descriptor.num_random,)
     if len(descriptor.groups) > 1:
         found["block_in_group"] = I64, (rows,)
     for i, group in enumerate(descriptor.groups):
@@ -296,11 +295,8 @@ def pad_sample_inputs(
 ) -> None:
     """Writes the inputs of sampling into the buffers of a larger descriptor."""
     n, size, padding_block = descriptor.blocks, descriptor.size, padded.blocks - 1
-    if padded.uniform_noise:
-        noise = into["noise_uniforms"]
-        noise[...] = 0
-        noise[:n, :size] = arrays["noise_uniforms"]
-    for name in ("block_first", "block_size", "numbers"):
+    names = ("block_first", "block_size", "numbers", "draws")
+    for name in names if "draws" in into else names[:-1]:
         into[name][:n] = arrays[name]
         into[name][n:] = 0
     if padded.self_conditioned:
@@ -323,10 +319,9 @@ def pad_sample_inputs(
             read, write = read + parts, write + capacity
         for parts, capacity in zip(_parts(group)[1:], _parts(larger)[1:], strict=True):
             if capacity:
-                for name, padding in (("sampling_params", NO_FILTERS), ("uniform", 0.0)):
-                    view = into[name][sampled_write : sampled_write + capacity]
-                    view[:parts] = arrays[name][sampled_read : sampled_read + parts]
-                    view[parts:] = padding
+                view = into["sampling_params"][sampled_write : sampled_write + capacity]
+                view[:parts] = arrays["sampling_params"][sampled_read : sampled_read + parts]
+                view[parts:] = NO_FILTERS
             sampled_read, sampled_write = sampled_read + parts, sampled_write + capacity
         if several:
             members = into[f"members{i}"]

@@ -25,7 +25,6 @@ from runtime.algorithms.base import (
     SoftEmbeddingParams,
     UnmaskingAlgorithm,
 )
-from runtime.algorithms.logits_ops import DRAW, RENOISE, uniforms
 from runtime.kernels.forward_batch import MAX_TILE_ROWS
 from runtime.kernels.next_segments import ENDS, NO_BLOCK, OUTCOMES, UNKNOWN, BlockEnd
 from runtime.kernels.segments import (
@@ -41,7 +40,7 @@ from runtime.kernels.segments import (
 )
 from runtime.scheduling.kv_cache_manager import PageTable
 from runtime.scheduling.lora_manager import LoRAManager
-from runtime.scheduling.request import Block, Following, NextForward, Request, ScheduledRequest
+from runtime.scheduling.request import Block, Following, NextForward, Request, ScheduledRequest, draws_of
 from runtime.scheduling.step_plan import (
     BLOCK_NUMBERS,
     MASKED,
@@ -54,7 +53,6 @@ from runtime.scheduling.step_plan import (
     GrammarBlock,
     Ints,
     Ints32,
-    SamplingInputs,
     SelfConditioningRows,
     SoftEmbeddingRows,
     StepPlan,
@@ -204,16 +202,14 @@ def sample_inputs(blocks: DenoiseBlocks, states: RequestStates) -> tuple[SampleD
         for group in blocks.groups:
             block_in_group[group.members] = np.arange(len(group.members))
         arrays["block_in_group"] = block_in_group[block]
-    if blocks.noise_uniforms is not None:
-        arrays["noise_uniforms"] = blocks.noise_uniforms
+    if blocks.draws is not None:
+        arrays["draws"] = blocks.draws
     if blocks.self_conditioned:
         arrays["req_slot"] = blocks.req_slot
     if blocks.logits_processors is not None:
         arrays |= logits_processor_arrays(blocks.logits_processors)
-    if blocks.sampling is not None:
-        random = np.flatnonzero(kind % 3)
-        arrays["sampling_params"] = blocks.sampling.params[block[random]]
-        arrays["uniform"] = blocks.sampling.uniform[block[random], at[random]]
+    if blocks.sampling_params is not None:
+        arrays["sampling_params"] = blocks.sampling_params[block[np.flatnonzero(kind % 3)]]
     for i, group in enumerate(blocks.groups):
         arrays[f"params{i}"] = group.params
         if several:
@@ -224,7 +220,7 @@ def sample_inputs(blocks: DenoiseBlocks, states: RequestStates) -> tuple[SampleD
         blocks=len(blocks.rows),
         size=blocks.state.shape[1],
         groups=tuple(map(_algorithm_descriptor, blocks.groups, counts.tolist())),
-        uniform_noise=blocks.noise_uniforms is not None,
+        uniform_noise=blocks.uniform_noise,
         self_conditioned=blocks.self_conditioned,
         has_logits_processors=blocks.logits_processors is not None,
     )
@@ -257,8 +253,8 @@ def _sort_by_group(blocks: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, 
         plus the kind: 0 for greedy rows, 1 for random rows, 2 for random rows under min-p, top-k or top-p.
     """
     kind = np.zeros(len(block), dtype=np.int64)
-    if blocks.sampling is not None:
-        params = blocks.sampling.params
+    params = blocks.sampling_params
+    if params is not None:
         random = params[:, TEMPERATURE] > 0
         filtered = random & ((params[:, TOP_K] > 0) | (params[:, TOP_P] < 1) | (params[:, MIN_P] > 0))
         kind = np.where(blocks.state[block, at] == MASKED, (random.astype(np.int64) + filtered)[block], 0)
@@ -267,7 +263,7 @@ def _sort_by_group(blocks: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, 
         for i, group in enumerate(blocks.groups):
             number[group.members] = i
         kind += 3 * number[block]
-    elif blocks.sampling is None:
+    elif params is None:
         return kind, block, at
     order = kind.argsort(kind="stable")
     return kind[order], block[order], at[order]
@@ -501,6 +497,7 @@ def _plan_blocks(batch: BatchBlocks) -> DenoiseBlocks | None:
         groups = tuple(replace(group, history=_history(group, blocks, size)) for group in groups)
     shaped = any(request.logits_processors is not None for request in owners)
     num_logprobs = requested_logprobs(owners)
+    sampling_params = _sampling_params(groups, n)
     noisy = any(group.algorithm.uniform_noise for group in groups)
     return DenoiseBlocks(
         rows=rows,
@@ -510,9 +507,10 @@ def _plan_blocks(batch: BatchBlocks) -> DenoiseBlocks | None:
         state=state,
         sampled=sampled,
         numbers=numbers,
-        sampling=_sampling_inputs(owners, blocks, groups, size),
+        sampling_params=sampling_params,
         groups=groups,
-        noise_uniforms=_uniforms(owners, blocks, size, RENOISE) if noisy else None,
+        draws=_draws(owners, blocks) if noisy or sampling_params is not None else None,
+        uniform_noise=noisy,
         self_conditioned=any(group.required_stats & LogitStat.SELF_CONDITIONING for group in groups),
         logits_processors=make_logits_processor_batch(owners, blocks, size) if shaped else None,
         grammar_blocks=grammar_blocks(owners, blocks) if led else (),
@@ -587,26 +585,20 @@ def _groups(owners: list[Request]) -> tuple[AlgorithmBatch, ...]:
     )
 
 
-def _sampling_inputs(
-    owners: list[Request], blocks: list[Block], groups: tuple[AlgorithmBatch, ...], size: int
-) -> SamplingInputs | None:
-    """Returns sampling parameters and random numbers; None if all blocks are greedy."""
+def _sampling_params(groups: tuple[AlgorithmBatch, ...], n: int) -> np.ndarray | None:
+    """Returns `DenoiseBlocks.sampling_params` of `n` blocks."""
     if not any(group.params[:, TEMPERATURE].any() for group in groups):
         return None
-    params = np.empty((len(blocks), MIN_P + 1))
+    params = np.empty((n, MIN_P + 1))
     for group in groups:
         params[group.members] = group.params[:, : params.shape[1]]
         if group.algorithm.uniform_noise:  # the algorithm applies the temperature
             params[group.members, TEMPERATURE] = np.sign(group.params[:, TEMPERATURE])
-    return SamplingInputs(params, _uniforms(owners, blocks, size, DRAW))
+    return params
 
 
-def _uniforms(owners: list[Request], blocks: list[Block], size: int, stream: int) -> np.ndarray:
-    """Returns uniform random numbers [blocks, size] of one stream, for the current step of each request."""
-    seeds = np.array([request.spec.seed for request in owners], dtype=np.uint64)
-    starts = np.array([block.start for block in blocks], dtype=np.int64)
-    steps = np.array([request.nfe for request in owners], dtype=np.int64)
-    return uniforms(seeds[:, None], starts[:, None] + np.arange(size), steps[:, None], stream)
+def _draws(owners: list[Request], blocks: list[Block]) -> np.ndarray:
+    return np.array([draws_of(*each) for each in zip(owners, (b.start for b in blocks), strict=True)], dtype=np.int64)
 
 
 def soft_embedding_rows(batch: list[ScheduledRequest], offsets: list[int]) -> SoftEmbeddingRows | None:

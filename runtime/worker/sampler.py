@@ -19,6 +19,8 @@ from runtime.algorithms.base import (
     UnmaskingAlgorithm,
     algorithms_with_edit_tokens,
 )
+from runtime.kernels.ops import select_kernels
+from runtime.kernels.uniform_numbers import DRAW, RENOISE
 from runtime.scheduling.step_plan import (
     BLOCK_NUMBERS,
     COUNTERS,
@@ -67,23 +69,20 @@ class Sampler:
         self.candidates = CandidateSampler(lm_head, config, device, self_conditioning_fn)
         self.eos_ids = torch.tensor(config.eos_ids, dtype=torch.int64, device=device)
         self.get_algorithm = algorithms_with_edit_tokens(config.edit_tokens)
+        self.uniform_numbers = select_kernels(torch.device(device), torch.float32).uniform_numbers
 
     def is_batch_invariant(self, blocks: DenoiseBlocks) -> bool:
         """Whether results of a block do not depend on the other blocks of the batch, given batch-invariant kernels.
 
         This holds for the fused argmax: its GEMM and its sums are our own kernels, and algorithms only compare.
         """
-        if (
-            self.candidates.fused_lm_head is None
-            or blocks.noise_uniforms is not None
-            or blocks.logits_processors is not None
-        ):
+        if self.candidates.fused_lm_head is None or blocks.uniform_noise or blocks.logits_processors is not None:
             return False
         if any(group.required_stats & ~LogitStat.ARGMAX for group in blocks.groups):
             return False
-        if blocks.sampling is None:
+        if blocks.sampling_params is None:
             return True
-        has_temperature = blocks.sampling.params[:, TEMPERATURE] > 0
+        has_temperature = blocks.sampling_params[:, TEMPERATURE] > 0
         return not (has_temperature[:, None] & blocks.sampled & (blocks.state == MASKED)).any()
 
     def block_batches(
@@ -104,7 +103,11 @@ class Sampler:
         state = inputs["block_state"]
         dtype = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
         groups = make_groups(descriptor, inputs, dtype, self.candidates.logits_ops)
-        step = SamplingStep(descriptor, inputs, groups, state == MASKED, dtype, self_conditioning, graph_safe)
+        uniform = None
+        if descriptor.num_random:
+            block, at = (torch.cat([inputs[name][each.random_rows] for each in groups]) for name in ("block", "at"))
+            uniform = self.uniform_numbers(inputs["draws"], block, at, DRAW)
+        step = SamplingStep(descriptor, inputs, groups, state == MASKED, dtype, uniform, self_conditioning, graph_safe)
         found = self.candidates.sample(step, hidden)
         arrays = {
             "tokens": inputs["block_tokens"],
@@ -117,7 +120,10 @@ class Sampler:
         }
         arrays["must_advance"] = arrays["must_advance"] > 0
         if descriptor.uniform_noise:
-            arrays["noise_tokens"] = (inputs["noise_uniforms"] * found.vocab_size).long()
+            every = torch.arange(state.numel(), device=state.device)
+            block, at = every // descriptor.size, every % descriptor.size
+            noise = self.uniform_numbers(inputs["draws"], block, at, RENOISE).view(state.shape)
+            arrays["noise_tokens"] = (noise * found.vocab_size).long()
         for group in groups:
             yield group.algorithm, group.members, self._block_batch(group, arrays, found)
 

@@ -20,7 +20,6 @@ from runtime.scheduling.step_plan import (
     MASKED,
     AlgorithmBatch,
     DenoiseBlocks,
-    SamplingInputs,
     block_causal_plan,
 )
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
@@ -79,7 +78,8 @@ def _step(runner: ModelRunner, rows: int, max_seq_len: int, active_lora_modules:
         state=np.full(shape, MASKED, dtype=np.int8),
         sampled=np.ones(shape, dtype=np.bool_),
         numbers=np.ones((blocks, len(BLOCK_NUMBERS)), dtype=np.int64),
-        sampling=SamplingInputs(np.tile([1.0, 0.9, 0.0, 0.0], (blocks, 1)), np.zeros(shape)),
+        sampling_params=np.tile([1.0, 0.9, 0.0, 0.0], (blocks, 1)),
+        draws=np.zeros((blocks, 3), dtype=np.int64),
         groups=(AlgorithmBatch(rule, np.arange(blocks), params, sum(LogitStat)),),
         self_conditioned=True,
     )

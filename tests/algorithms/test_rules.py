@@ -20,9 +20,10 @@ from runtime.algorithms.base import (
     get_algorithm,
     register_algorithm,
 )
-from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, Candidate, uniforms
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, Candidate
 from runtime.errors import ConfigError
 from runtime.kernels.ops import TORCH
+from runtime.kernels.uniform_numbers import uniform_numbers_reference
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lm_head import LMHead
 from runtime.request.field_spec import Field
@@ -129,7 +130,7 @@ def plan_of(
             step_budget=np.array([b.step_budget or 0 for b in several]),
             post_edit_steps=np.array([b.post_steps for b in several]),
         ),
-        sampling=None, groups=tuple(groups),
+        sampling_params=None, groups=tuple(groups),
     )  # fmt: skip
 
 
@@ -246,10 +247,11 @@ def test_draws_equal_the_oracles(
 ) -> None:
     rows = np.random.default_rng(seed).normal(0, 3, (n, VOCAB))
     logits = torch.from_numpy(rows)
-    numbers = uniforms(np.array([seed], dtype=np.uint64), np.arange(n), np.full(n, 3))
+    draws = torch.from_numpy(np.array([[seed, 3, 0]], dtype=np.uint64).view(np.int64))
+    numbers = uniform_numbers_reference(draws, torch.zeros(n, dtype=torch.int64), torch.arange(n))
     got = draw(
         logits, temperature=torch.tensor(temperature[:n], dtype=torch.float64), top_k=torch.tensor(top_k[:n]),
-        top_p=torch.tensor(top_p[:n], dtype=torch.float64), uniform=torch.from_numpy(numbers),
+        top_p=torch.tensor(top_p[:n], dtype=torch.float64), uniform=numbers,
     )  # fmt: skip
     for i, row in enumerate(rows):
         expected = choose(row, temperature[i], top_k[i], top_p[i], seed, i, 3)
@@ -259,7 +261,8 @@ def test_draws_equal_the_oracles(
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(0, 2**20))
 def test_uniforms_equal_the_oracles(seed: int, position: int, step: int) -> None:
-    got = uniforms(np.array([seed], dtype=np.uint64), np.array([position]), np.array([step]))
+    draws = torch.from_numpy(np.array([[seed, step, position // 2]], dtype=np.uint64).view(np.int64))
+    got = uniform_numbers_reference(draws, torch.tensor([0]), torch.tensor([position - position // 2]))
     assert got.tolist() == [uniform(seed, position, step)]
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from runtime.algorithms.base import EditTokens, LogitStat, algorithm_keys, algorithms_with_edit_tokens
-from runtime.scheduling.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
+from runtime.scheduling.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks
 from runtime.worker.candidates import SamplerConfig
 from runtime.worker.sampler import Sampler
 from tests.worker.sampling import alone, block_numbers, sample_plan
@@ -56,8 +56,8 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
                 n, must_advance=np.arange(n) % 3 > 0, num_steps=np.full(n, step),
                 initial_masks=(state != FIXED).sum(1), post_edit_steps=np.full(n, step),
             ),
-            sampling=SamplingInputs(sampling_params, random.random((n, SIZE))), groups=tuple(groups),
-            noise_uniforms=random.random((n, SIZE)),
+            sampling_params=sampling_params, groups=tuple(groups), draws=random.integers(0, 99, (n, 3)),
+            uniform_noise=True,
         )  # fmt: skip
         hidden = torch.from_numpy(random.normal(0, 1.5, (n * SIZE, VOCAB))).to(device)
         after, masked = tokens.copy(), state == MASKED

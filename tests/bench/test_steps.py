@@ -117,8 +117,8 @@ def test_a_canvas_of_diffusion_gemma_is_a_second_step_behind_a_causal_prompt():
     assert set(rows.window_pos.tolist()) == {41}
     assert step.blocks.numbers[:, NUM_STEPS].tolist() == [1, 1]
     assert sorted(step.blocks.req_slot.tolist()) == [0, 1]
-    assert step.blocks.noise_uniforms.shape == (2, 8)
-    assert step.blocks.sampling.params[:, 0].tolist() == [1, 1]
+    assert step.blocks.uniform_noise
+    assert step.blocks.sampling_params[:, 0].tolist() == [1, 1]
     (prompt,) = made.prefill(1, 41, budget=80)
     rows = rows_of(prompt)
     assert not rows.is_editable.any()

@@ -4,15 +4,15 @@ import json
 from dataclasses import replace
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
 from runtime.algorithms import logits_ops
-from runtime.algorithms.logits_ops import RENOISE, Candidate
+from runtime.algorithms.logits_ops import Candidate
 from runtime.errors import ConfigError
+from runtime.kernels.uniform_numbers import RENOISE
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import resolve_family
 from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
@@ -20,7 +20,6 @@ from runtime.request.resolve import RequestContext, resolve
 from runtime.strategies.diffusion_gemma import Canvas
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_model
-from runtime.worker import input_batch
 from tests.golden import GOLDEN
 from tests.models.canvas import Driver, Run
 from tests.oracle import canvas
@@ -50,15 +49,17 @@ def test_golden_answers(llm, case, monkeypatch):
     def initial(self, request, start):
         return draws["initial"][(start - request.prompt_len) // self.size].numpy()
 
-    def numbers(seeds, positions, steps, stream):
-        return (draws["renoise"][steps[:, 0]].numpy() + 0.5) / 224 if stream == RENOISE else np.zeros(positions.shape)
+    def numbers(own, block, at, stream):
+        if stream != RENOISE:
+            return torch.zeros(len(block), dtype=torch.float64)
+        return (draws["renoise"][own[block, 1], at] + 0.5).double() / 224
 
     def multinomial(self, probs, uniform):
         token = next(steps)
         return Candidate(token, probs.gather(1, token[:, None])[:, 0])
 
     monkeypatch.setattr(Canvas, "_noise", initial)
-    monkeypatch.setattr(input_batch, "uniforms", numbers)
+    monkeypatch.setattr(llm.engine.runner.model_step.sampler, "uniform_numbers", numbers)
     monkeypatch.setattr(logits_ops.LogitsOps, "multinomial", multinomial)
     stops = case["finish_reason"] == "stop"
     for ignore_eos in (True, False)[not stops :]:

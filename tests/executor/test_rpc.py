@@ -17,7 +17,6 @@ from runtime.scheduling.step_plan import (
     ForcedTokens,
     LogitsProcessorBatch,
     PageWrites,
-    SamplingInputs,
     SoftEmbeddingRows,
     StateWrite,
     StepPlan,
@@ -97,7 +96,7 @@ def test_plans_are_received_unchanged(wires):
     )
     blocks = DenoiseBlocks(
         **{name: np.arange(6).reshape(2, 3) + n for n, name in enumerate(fields)},
-        sampling=SamplingInputs(np.ones((2, 4)), np.zeros((2, 3))),
+        sampling_params=np.ones((2, 4)), draws=np.zeros((2, 3), dtype=np.int64),
         groups=groups,
         logits_processors=LogitsProcessorBatch(*(np.arange(2) + n for n in range(9))),
         num_logprobs=np.arange(2), forced_tokens=(ForcedTokens(0, 1, (2,)),), per_request=(),

@@ -78,6 +78,7 @@ from runtime.kernels.segments import (
     expand_segments,
     expand_segments_reference,
 )
+from runtime.kernels.uniform_numbers import uniform_numbers, uniform_numbers_reference
 from runtime.kernels.unmask import BlockInputs, SampledRows, threshold_unmask, threshold_unmask_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
 from tests.models.paged import make_batch, page_tables
@@ -518,6 +519,15 @@ def check_segments(counts: list[int], rows: int, tile_rows: int, device: str) ->
     for name, own, right in zip(found._fields, found, expected, strict=True):
         assert own.dtype == right.dtype, name
         assert torch.equal(own.cpu(), right), name
+
+
+def check_uniform_numbers(rows: int, stream: int, device: str) -> None:
+    """Asserts that all bits of `uniform_numbers` equal those of its reference."""
+    random = np.random.default_rng(rows)
+    draws = torch.from_numpy(random.integers(-(2**63), 2**63, (5, 3)))
+    block, at = (torch.from_numpy(random.integers(0, high, rows)) for high in (5, 4096))
+    found = uniform_numbers(*(each.to(device) for each in (draws, block, at)), stream)
+    assert torch.equal(found.cpu(), uniform_numbers_reference(draws, block, at, stream))
 
 
 def check_next_segments(ends: Sequence[str], device: str) -> None:

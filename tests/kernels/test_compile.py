@@ -27,6 +27,7 @@ from runtime.kernels import (  # noqa: E402
     rotary_and_cache,
     segments,
     topk_topp_sampling,
+    uniform_numbers,
     unmask,
     weighted_embedding,
 )
@@ -481,6 +482,12 @@ def test_bitmask_argmax():
     types = typed(pfp32="logits_ptr", pi64="rows_ptr", pi32="bitmask_ptr", pfp64="out_ptr", i32="vocab words count")
     constants = {"TILE": bitmask_argmax.TILE}
     assert spilled(build(bitmask_argmax._bitmask_argmax, types, constants, num_warps=8)) == 0
+
+
+def test_uniform_numbers():
+    types = typed(pi64="draws_ptr block_ptr at_ptr", pfp64="out_ptr", i32="rows stream")
+    constants = {"ROWS": uniform_numbers.ROWS}
+    assert spilled(build(uniform_numbers._uniform_numbers, types, constants, num_warps=4)) == 0
 
 
 def test_choose_segments():

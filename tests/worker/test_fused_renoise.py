@@ -11,7 +11,7 @@ from runtime.algorithms.base import get_algorithm
 from runtime.kernels.fused_softmax_stats import softmax_stats_reference
 from runtime.kernels.ops import TORCH
 from runtime.layers.lm_head import SoftcapLMHead
-from runtime.scheduling.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
+from runtime.scheduling.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks
 from runtime.worker.candidates import SamplerConfig
 from runtime.worker.sampler import Sampler
 from tests.worker.sampling import alone, block_numbers, sample_plan
@@ -28,12 +28,12 @@ def plan(top_k: int) -> DenoiseBlocks:
     sampling = np.stack([n % 2 * 0.7, np.ones(BLOCKS), np.full(BLOCKS, top_k), 0.0 * n], 1)
     param_rows = np.concatenate([sampling, params], 1)
     history = np.zeros((BLOCKS, SIZE, 1, len(rule.history_fields)))
-    drawing = SamplingInputs(np.stack([np.sign(sampling[:, 0]), *sampling.T[1:]], 1), random.random((BLOCKS, SIZE)))
     return DenoiseBlocks(
         rows=n * SIZE, **alone(BLOCKS, SIZE), tokens=random.integers(0, VOCAB, (BLOCKS, SIZE)),
         state=np.full((BLOCKS, SIZE), MASKED, np.int8), sampled=random.random((BLOCKS, SIZE)) < 0.8,
         numbers=block_numbers(BLOCKS, must_advance=n > 0, num_steps=n),
-        sampling=drawing, noise_uniforms=random.random((BLOCKS, SIZE)),
+        sampling_params=np.stack([np.sign(sampling[:, 0]), *sampling.T[1:]], 1),
+        draws=random.integers(0, 99, (BLOCKS, 3)), uniform_noise=True,
         self_conditioned=True,
         groups=(AlgorithmBatch(rule, n, param_rows, int(rule.algorithm_stats({})), history),),
     )  # fmt: skip

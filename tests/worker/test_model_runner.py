@@ -109,7 +109,7 @@ def test_no_logits_are_computed_where_argmax_is_enough(wants: int, asked: str) -
     rule = get_algorithm("threshold")
     plan = DenoiseBlocks(
         rows=np.array([0, 4]), **alone(2, 4), tokens=np.full((2, 4), 9), state=np.full((2, 4), MASKED, np.int8),
-        sampled=np.array([[True] * 4, [False, True, True, False]]), numbers=block_numbers(2), sampling=None,
+        sampled=np.array([[True] * 4, [False, True, True, False]]), numbers=block_numbers(2), sampling_params=None,
         groups=(AlgorithmBatch(rule, np.arange(2), np.full((2, len(rule.columns)), 0.5), int(wants)),),
     )  # fmt: skip
     hidden = torch.randn(8, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
