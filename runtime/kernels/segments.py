@@ -39,6 +39,7 @@ class Segment(NamedTuple):
         lora_slot: -1: base model.
         first_token: entry of the token of the first row in the table of tokens; the others follow it. -1: the table has
             the tokens of `slot`.
+        conditioned: 1: rows from `editable_start` on, which are one block, have the self-conditioning of `slot`.
     """
 
     slot: int
@@ -52,6 +53,7 @@ class Segment(NamedTuple):
     editable_start: int = 0
     lora_slot: int = -1
     first_token: int = -1
+    conditioned: int = 0
 
 
 FIELDS = len(Segment._fields)
@@ -67,11 +69,17 @@ FIELDS = len(Segment._fields)
     EDITABLE_START,
     LORA_SLOT,
     FIRST_TOKEN,
+    CONDITIONED,
 ) = range(FIELDS)
 
 
 class ForwardRows(NamedTuple):
-    """The rows of a forward, as in ``kernels.forward_batch.ForwardBatch``."""
+    """The rows of a forward, as in ``kernels.forward_batch.ForwardBatch``.
+
+    Attributes:
+        conditioning: int64 [rows], index of the self-conditioning of each row, where each slot has a block of them; -1:
+            the row has none.
+    """
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -80,6 +88,7 @@ class ForwardRows(NamedTuple):
     window_pos: torch.Tensor
     is_editable: torch.Tensor
     lora_slots: torch.Tensor
+    conditioning: torch.Tensor
     query_tiles: torch.Tensor
 
 
@@ -128,6 +137,8 @@ def expand_segments_reference(
     origin, size = own[:, ORIGIN], own[:, BLOCK_SIZE]
     block_end = origin + torch.where(position < origin, 0, (position - origin) // size.clamp(min=1) + 1) * size
     visible_end = torch.where(position < own[:, CAUSAL_END], position + 1, block_end).minimum(own[:, VISIBLE_LIMIT])
+    is_editable = ~padding & (position >= own[:, EDITABLE_START])
+    conditioning = own[:, SLOT] * size + position - own[:, EDITABLE_START]
     own_entry = 1 + own[:, SLOT] * tables.max_len + own[:, START]
     entry = torch.where(own[:, FIRST_TOKEN] < 0, own_entry, own[:, FIRST_TOKEN]) + offset
     pieces = -(-counts // tile_rows)
@@ -148,8 +159,9 @@ def expand_segments_reference(
         slots=torch.where(padding, -1, pages * tables.page_size + position % tables.page_size),
         visible_end=torch.where(padding, 1, visible_end).int(),
         window_pos=torch.minimum(position, own[:, WINDOW_END]),
-        is_editable=~padding & (position >= own[:, EDITABLE_START]),
+        is_editable=is_editable,
         lora_slots=torch.where(padding, -1, own[:, LORA_SLOT]).int(),
+        conditioning=torch.where(is_editable & (own[:, CONDITIONED] > 0), conditioning, -1),
         query_tiles=query_tiles,
     )
 
@@ -157,7 +169,7 @@ def expand_segments_reference(
 @triton.jit(do_not_specialize=["tiles", "pages_stride", "max_len", "tile_rows", "rows"])
 def _expand_segments(
     segments_ptr, token_table_ptr, pages_ptr, tokens_ptr, positions_ptr, slots_ptr, visible_end_ptr, window_pos_ptr,
-    is_editable_ptr, lora_slots_ptr, tiles_ptr, rows, tiles, pages_stride, max_len, tile_rows,
+    is_editable_ptr, lora_slots_ptr, conditioning_ptr, tiles_ptr, rows, tiles, pages_stride, max_len, tile_rows,
     PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Expands one segment per program."""
@@ -165,7 +177,7 @@ def _expand_segments(
     slot, start, count = tl.load(at), tl.load(at + 1), tl.load(at + 2)
     origin, block_size, causal_end = tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
     visible_limit, window_end, editable_start = tl.load(at + 6), tl.load(at + 7), tl.load(at + 8)
-    lora_slot, first_token = tl.load(at + 9), tl.load(at + 10)
+    lora_slot, first_token, conditioned = tl.load(at + 9), tl.load(at + 10), tl.load(at + 11)
     first_row, first_tile = 0, 0
     for begin in range(0, tl.program_id(0), ROWS):
         before = begin + tl.arange(0, ROWS)
@@ -193,7 +205,10 @@ def _expand_segments(
         tl.store(slots_ptr + row, tl.where(padding, -1, kv_slot), mask=inside)
         tl.store(visible_end_ptr + row, tl.where(padding, 1, visible_end), mask=inside)
         tl.store(window_pos_ptr + row, tl.minimum(position, window_end).to(tl.int64), mask=inside)
-        tl.store(is_editable_ptr + row, (padding == 0) & (position >= editable_start), mask=inside)
+        is_editable = (padding == 0) & (position >= editable_start)
+        conditioning = slot.to(tl.int64) * block_size + position - editable_start
+        tl.store(is_editable_ptr + row, is_editable, mask=inside)
+        tl.store(conditioning_ptr + row, tl.where(is_editable & (conditioned > 0), conditioning, -1), mask=inside)
         tl.store(lora_slots_ptr + row, tl.where(padding, -1, lora_slot + offset * 0), mask=inside)
     last = tl.cdiv(count, tile_rows)
     end = tl.where(padding, tiles - first_tile, last)  # padding also clears the tiles after its own
@@ -210,14 +225,15 @@ def expand_segments(segments: torch.Tensor, tables: RowTables, rows: int, tiles:
     """Computes `expand_segments_reference` on a GPU."""
     device = segments.device
     stride = -(-rows // 4) * 4  # each array begins at a multiple of 16 bytes, as kernels were compiled
-    wide = torch.empty(4, stride, dtype=torch.int64, device=device)[:, :rows]
+    wide = torch.empty(5, stride, dtype=torch.int64, device=device)[:, :rows]
     narrow = torch.empty(2, stride, dtype=torch.int32, device=device)[:, :rows]
     is_editable = torch.empty(rows, dtype=torch.bool, device=device)
     query_tiles = torch.empty(tiles, 3, dtype=torch.int32, device=device)
-    found = ForwardRows(wide[0], wide[1], wide[2], narrow[0], wide[3], is_editable, narrow[1], query_tiles)
+    found = ForwardRows(wide[0], wide[1], wide[2], narrow[0], wide[3], is_editable, narrow[1], wide[4], query_tiles)
     _expand_segments[(len(segments),)](
         segments, tables.tokens, tables.pages, found.tokens, found.positions, found.slots, found.visible_end,
-        found.window_pos, found.is_editable, found.lora_slots, query_tiles, rows, tiles, tables.pages.stride(0),
-        tables.max_len, tile_rows, PAGE_SIZE=tables.page_size, FIELDS=FIELDS, ROWS=ROWS, num_warps=4,
+        found.window_pos, found.is_editable, found.lora_slots, found.conditioning, query_tiles, rows, tiles,
+        tables.pages.stride(0), tables.max_len, tile_rows, PAGE_SIZE=tables.page_size, FIELDS=FIELDS, ROWS=ROWS,
+        num_warps=4,
     )  # fmt: skip
     return found

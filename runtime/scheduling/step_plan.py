@@ -198,19 +198,6 @@ class SoftEmbeddingRows:
     params: Floats
 
 
-@dataclass(frozen=True)
-class SelfConditioningRows:
-    """Blocks with self-conditioning from their last step.
-
-    Attributes:
-        rows: [m], first row of each block.
-        req_slot: [m], as in `DenoiseBlocks`.
-    """
-
-    rows: Ints
-    req_slot: Ints
-
-
 class StateWrite(NamedTuple):
     """Content that the host has changed, for the tables of ``worker.request_states``.
 
@@ -260,7 +247,6 @@ class StepPlan:
     page_table: Ints32 | None = None
     active_lora_modules: int = 0
     soft_embeddings: SoftEmbeddingRows | None = None
-    self_conditioning: SelfConditioningRows | None = None
     writes: tuple[StateWrite, ...] = ()
     page_writes: PageWrites | None = None
     blocks: DenoiseBlocks | None = None

@@ -202,7 +202,7 @@ class CudaGraphRunner(ModelRunner):
         self._static_hidden_states: torch.Tensor | None = None  # of the last replayed forward, [max rows, hidden]
         self._sample_graph: CapturedGraph | None = None  # graph of the current step's sampling, if it was replayed
         self._max_rows = largest.rows
-        nbytes = BufferLayout(forward_buffer_specs(sizes.forward_descriptors()[0], sizes.block_size)).nbytes
+        nbytes = BufferLayout(forward_buffer_specs(sizes.forward_descriptors()[0])).nbytes
         self._forward_memory, self._sample_memory, self._output_memory = (
             StaticBuffer(self.device, max(2 * nbytes, MIN_BUFFER_BYTES)) for _ in range(3)
         )
@@ -219,9 +219,8 @@ class CudaGraphRunner(ModelRunner):
         self._chosen: dict[tuple[int, int], dict[bytes, CapturedGraph]] = {}  # requests, modules -> header -> graph
         self._choices: dict[bytes, CapturedGraph] = {}  # those of `_following`
         self._outputs_start = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        if not self.self_conditioned:  # other forwards read more than their segments, which are their first input
-            first = self._forward_memory.device[: step.next_segments.nbytes]
-            step.next_segments = first.view(torch.int32).view(step.next_segments.shape)
+        first = self._forward_memory.device[: step.next_segments.nbytes]  # segments are the first input of a forward
+        step.next_segments = first.view(torch.int32).view(step.next_segments.shape)
 
     @property
     def launches_next(self) -> bool:
@@ -237,7 +236,7 @@ class CudaGraphRunner(ModelRunner):
     def launch_sampling(self, blocks: DenoiseBlocks | None, following: NextStep | None = None) -> None:
         self._begin_sampling(blocks, following)
         self._sample_graph = None
-        if self._following is not None and not self.self_conditioned:
+        if self._following is not None:
             self._last_forward = self._last_graph = None  # the choice overwrites the input of the last forward
         if blocks is None:
             self.stats.count(self._eager_reason)
@@ -286,7 +285,7 @@ class CudaGraphRunner(ModelRunner):
     def wait(self) -> StepPlan | None:
         graph, step, pinned = self._sample_graph, self._following, self._output_memory.pinned
         self._choices = {}
-        if step is not None and not self.self_conditioned:
+        if step is not None:
             self._choices = self._chosen.setdefault((len(step.batch), step.active_lora_modules), {})
         self.timer.prepare()
         if graph is None:
@@ -324,7 +323,7 @@ class CudaGraphRunner(ModelRunner):
     def _chosen_graph(self) -> CapturedGraph | None:
         """Returns the graph of the forward that the device has chosen, whose input the device has written."""
         step = self._following
-        if step is None or self._choice is None or self.self_conditioned or self._choice[CHOSEN_ROWS] == UNKNOWN:
+        if step is None or self._choice is None or self._choice[CHOSEN_ROWS] == UNKNOWN:
             return None
         header = self._choice[:HEADER]
         rows, tiles, tile_rows = header.tolist()
@@ -354,12 +353,12 @@ class CudaGraphRunner(ModelRunner):
         self._last_forward = self._last_graph = None
         began = False
         if padded is not None:
-            arrays = forward_arrays(plan, self.block_size)
+            arrays = forward_arrays(plan)
             if plan.tokens is not None:
                 arrays["segments"] = self.states.stage(plan, self.h2d)
 
             def fill(into: Views) -> None:
-                pad_forward_inputs(into, descriptor, arrays, padded, self.sizes)
+                pad_forward_inputs(into, descriptor, arrays, padded)
                 nonlocal began
                 self.timer.begin()  # the device is idle before
                 began = True
@@ -386,9 +385,7 @@ class CudaGraphRunner(ModelRunner):
                 self._static_hidden_states = hidden_states.new_zeros(self._max_rows, *hidden_states.shape[1:])
             self._static_hidden_states[: descriptor.rows].copy_(hidden_states)
 
-        graph = self._get_graph(
-            descriptor, lambda: forward_buffer_specs(descriptor, self.sizes.block_size), self._forward_memory
-        )
+        graph = self._get_graph(descriptor, lambda: forward_buffer_specs(descriptor), self._forward_memory)
         if graph is None:
             return False
         inputs = graph.device_inputs
@@ -495,11 +492,9 @@ class CudaGraphRunner(ModelRunner):
         sizes, self._may_capture = self.sizes, True
         self._num_uses[descriptor] = self.capture_after
         if isinstance(descriptor, ForwardDescriptor):
-            empty = _empty_arrays(forward_buffer_specs(descriptor, sizes.block_size))
+            empty = _empty_arrays(forward_buffer_specs(descriptor))
             none = ForwardDescriptor(0, 0, 0, 0, 0, 0, (0, descriptor.soft_embedding_shape[1]))
-            self._launch_forward_graph(
-                descriptor, lambda into: pad_forward_inputs(into, none, empty, descriptor, sizes)
-            )
+            self._launch_forward_graph(descriptor, lambda into: pad_forward_inputs(into, none, empty, descriptor))
             return
         empty = _empty_arrays(sample_buffer_specs(descriptor))
         groups = tuple(replace(group, blocks=0, rows=0, num_random=0, num_filtered=0) for group in descriptor.groups)

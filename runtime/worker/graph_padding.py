@@ -155,7 +155,7 @@ class CaptureSizes:
             pages=self.pages,
             tile_rows=tile,
             reach=self.pages * self.page_size,
-            num_self_conditioned=blocks if self.self_conditioned else 0,
+            self_conditioned=self.self_conditioned,
         )
 
     def pad_sample(self, descriptor: SampleDescriptor) -> SampleDescriptor | None:
@@ -194,11 +194,7 @@ def _round_up(blocks: int, sizes: list[int]) -> int:
 def _fits(padded: ForwardDescriptor, descriptor: ForwardDescriptor) -> bool:
     """Whether a forward and the tiles of its padding tokens fit the padded descriptor."""
     tiles = descriptor.tiles + -(-(padded.rows - descriptor.rows) // padded.tile_rows)
-    return (
-        tiles <= padded.tiles
-        and descriptor.segments < padded.segments
-        and descriptor.num_self_conditioned <= padded.num_self_conditioned
-    )
+    return tiles <= padded.tiles and descriptor.segments < padded.segments
 
 
 def padded_history_len(history_len: int, *, static: bool) -> int:
@@ -216,7 +212,7 @@ def sampled_rows_step(positions: int) -> int:
     return -(-max(positions // SAMPLED_ROWS_STEPS, 1) // SAMPLED_ROWS_MULTIPLE) * SAMPLED_ROWS_MULTIPLE
 
 
-def forward_buffer_specs(descriptor: ForwardDescriptor, block_size: int) -> ArraySpecs:
+def forward_buffer_specs(descriptor: ForwardDescriptor) -> ArraySpecs:
     """Returns the dtypes and shapes of the input arrays of a forward."""
     rows, width = descriptor.soft_embedding_shape
     found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {"segments": (I32, (descriptor.segments, FIELDS))}
@@ -225,15 +221,10 @@ def forward_buffer_specs(descriptor: ForwardDescriptor, block_size: int) -> Arra
         found["soft_embedding_ids"] = I64, (rows, width)
         found["soft_embedding_probs"] = F64, (rows, width)
         found["soft_embedding_params"] = F64, (rows, 3)
-    if descriptor.num_self_conditioned:
-        found["self_conditioning_rows"] = I64, (descriptor.num_self_conditioned, block_size)
-        found["self_conditioning_slots"] = I64, (descriptor.num_self_conditioned,)
     return found
 
 
-def pad_forward_inputs(
-    into: Views, descriptor: ForwardDescriptor, arrays: Arrays, padded: ForwardDescriptor, sizes: CaptureSizes
-) -> None:
+def pad_forward_inputs(into: Views, descriptor: ForwardDescriptor, arrays: Arrays, padded: ForwardDescriptor) -> None:
     """Writes the inputs of a forward into the buffers of a larger descriptor."""
     num_segments, segments = descriptor.segments, into["segments"]
     segments[:num_segments] = arrays["segments"]
@@ -247,12 +238,6 @@ def pad_forward_inputs(
             view = into[name]
             view[:num_soft] = arrays[name]
             view[num_soft:] = view[0] if num_soft else 0  # repeats a row, which is written twice with the same value
-    if padded.num_self_conditioned:
-        n = descriptor.num_self_conditioned
-        for name, padding in (("self_conditioning_rows", padded.rows), ("self_conditioning_slots", sizes.max_num_reqs)):
-            if n:
-                into[name][:n] = arrays[name]
-            into[name][n:] = padding
 
 
 def sample_buffer_specs(descriptor: SampleDescriptor) -> ArraySpecs:

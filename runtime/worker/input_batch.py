@@ -28,6 +28,7 @@ from runtime.algorithms.base import (
 from runtime.kernels.forward_batch import MAX_TILE_ROWS
 from runtime.kernels.next_segments import ENDS, NO_BLOCK, OUTCOMES, UNKNOWN, BlockEnd
 from runtime.kernels.segments import (
+    CONDITIONED,
     COUNT,
     FIELDS,
     FIRST_TOKEN,
@@ -53,7 +54,6 @@ from runtime.scheduling.step_plan import (
     GrammarBlock,
     Ints,
     Ints32,
-    SelfConditioningRows,
     SoftEmbeddingRows,
     StepPlan,
     TableWrites,
@@ -76,7 +76,7 @@ class ForwardDescriptor:
         pages: pages that the rows of any request see.
         tile_rows, reach: see ForwardBatch; upper bounds in a CUDA graph.
         soft_embedding_shape: number of rows with soft embeddings, and tokens per row.
-        num_self_conditioned: blocks with the self-conditioning of their last step.
+        self_conditioned: some block has the self-conditioning of its last step.
         active_lora_modules: ``ForwardBatch.active_lora_modules``.
     """
 
@@ -87,7 +87,7 @@ class ForwardDescriptor:
     tile_rows: int
     reach: int
     soft_embedding_shape: tuple[int, int] = (0, 0)
-    num_self_conditioned: int = 0
+    self_conditioned: bool = False
     active_lora_modules: int = 0
 
 
@@ -133,12 +133,12 @@ class SampleDescriptor:
         object.__setattr__(self, "num_random", sum([group.num_random for group in self.groups]))
 
 
-def forward_inputs(plan: StepPlan, *, page_size: int, block_size: int) -> tuple[ForwardDescriptor, Arrays]:
+def forward_inputs(plan: StepPlan, *, page_size: int) -> tuple[ForwardDescriptor, Arrays]:
     """Returns the descriptor and the input arrays of a forward that runs eagerly."""
     segments = plan.segments.copy()
     shape = forward_descriptor(plan)
     last = segments[:, START].astype(np.int64) + segments[:, COUNT] - 1
-    arrays = forward_arrays(plan, block_size)
+    arrays = forward_arrays(plan)
     arrays["segments"] = segments
     if plan.tokens is not None:
         arrays["tokens"] = plan.tokens.astype(np.int32)
@@ -153,7 +153,7 @@ def forward_descriptor(plan: StepPlan) -> ForwardDescriptor:
     """Returns the descriptor of a forward without `pages` and `reach`, which no captured forward needs."""
     counts = plan.segments[:, COUNT].tolist()
     tile_rows = min(max(counts), MAX_TILE_ROWS)
-    soft, conditioned = plan.soft_embeddings, plan.self_conditioning
+    soft = plan.soft_embeddings
     return ForwardDescriptor(
         rows=sum(counts),
         tiles=sum([-(-count // tile_rows) for count in counts]),
@@ -162,19 +162,16 @@ def forward_descriptor(plan: StepPlan) -> ForwardDescriptor:
         tile_rows=tile_rows,
         reach=0,
         soft_embedding_shape=(0, 0) if soft is None else soft.ids.shape,
-        num_self_conditioned=0 if conditioned is None else len(conditioned.rows),
+        self_conditioned=bool(plan.segments[:, CONDITIONED].any()),
         active_lora_modules=plan.active_lora_modules,
     )
 
 
-def forward_arrays(plan: StepPlan, block_size: int) -> Arrays:
+def forward_arrays(plan: StepPlan) -> Arrays:
     """Returns the input arrays of a forward that any padding keeps."""
     arrays: Arrays = {"segments": plan.segments}
     if plan.soft_embeddings is not None:
         arrays |= {f"soft_embedding_{name}": array for name, array in vars(plan.soft_embeddings).items()}
-    if plan.self_conditioning is not None:
-        arrays["self_conditioning_rows"] = plan.self_conditioning.rows[:, None] + np.arange(block_size)
-        arrays["self_conditioning_slots"] = plan.self_conditioning.req_slot
     return arrays
 
 
@@ -300,7 +297,7 @@ class BatchRows:
     Attributes:
         segments: those of `StepPlan`.
         offsets: see `BatchBlocks`.
-        soft, conditioned: whether a request uses soft embeddings or self-conditioning.
+        soft: whether a request uses soft embeddings.
     """
 
     batch: list[ScheduledRequest]
@@ -308,7 +305,6 @@ class BatchRows:
     offsets: list[int]
     sampled: BatchBlocks
     soft: bool
-    conditioned: bool
 
     def is_of(self, batch: list[ScheduledRequest], launched: Ints32 | None) -> bool:
         """Returns whether a step has these rows. Its forward may have been launched with segments of its own."""
@@ -342,7 +338,6 @@ class InputBuilder:
             tokens=np.concatenate([scheduled.tokens() for scheduled in batch]) if earlier else None,
             active_lora_modules=self._active_lora_modules(each.request for each in batch),
             soft_embeddings=soft_embedding_rows(batch, rows.offsets) if rows.soft else None,
-            self_conditioning=self_conditioning_rows(batch, rows.offsets) if rows.conditioned else None,
             **self.take_writes([scheduled.request for scheduled in batch])._asdict(),
         )
 
@@ -363,7 +358,6 @@ class InputBuilder:
             offsets=offsets,
             sampled=BatchBlocks(batch, offsets),
             soft=any(request.resolved.soft_embedding_params is not None for request in requests),
-            conditioned=any(map(_is_conditioned, requests)),
         )
 
     def take_writes(self, requests: list[Request]) -> TableWrites:
@@ -393,10 +387,7 @@ class InputBuilder:
             if_continuing = self._rows.segments  # so that `plan` and the runner see that it is the same
         continues = None
         if (if_continuing[:, COUNT] != UNKNOWN).all():
-            conditioning = _next_conditioning(batch, if_continuing)
-            continues = StepPlan(
-                np.ascontiguousarray(if_continuing), active_lora_modules=modules, self_conditioning=conditioning
-            )
+            continues = StepPlan(np.ascontiguousarray(if_continuing), active_lora_modules=modules)
         self._prepared = NextStep(
             batch=batch,
             outcomes=outcomes,
@@ -411,7 +402,8 @@ class InputBuilder:
         if scheduled.segment is None:
             request = scheduled.request
             forward = NextForward(scheduled.start, scheduled.end, request.num_final_tokens)
-            scheduled.segment = np.array(self._segment(request, forward), dtype=np.int32)
+            later = any(block.numbers.num_steps for block in scheduled.blocks)
+            scheduled.segment = np.array(self._segment(request, forward, later=later), dtype=np.int32)
         return scheduled.segment
 
     def _outcomes_of(self, following: Following) -> Ints32:
@@ -436,14 +428,17 @@ class InputBuilder:
             output_end=request.end - block.start,
             leaves=without_masks and not request.resolved.may_revise,
         )
-        return end + sum((self._segment(request, each or UNKNOWN_FORWARD) for each in successors), ())
+        continues, final = (each or UNKNOWN_FORWARD for each in successors)
+        return end + self._segment(request, continues, later=True) + self._segment(request, final)
 
-    def _segment(self, request: Request, forward: NextForward) -> Segment:
+    def _segment(self, request: Request, forward: NextForward, *, later: bool = False) -> Segment:
+        """Returns a segment. `later`: its block was sampled before."""
         start, end, num_final = forward
         return Segment(
             request.req_slot, start, end - start, *self.strategy.visible_keys(request, num_final),
             window_end=num_final if self.strategy.shared_window else NO_LIMIT, editable_start=num_final,
             lora_slot=request.lora_slot,
+            conditioned=int(later and _is_conditioned(request)),
         )  # fmt: skip
 
     def _active_lora_modules(self, requests: Iterable[Request]) -> int:
@@ -463,17 +458,6 @@ class InputBuilder:
 
 def _is_conditioned(request: Request) -> bool:
     return request.resolved.required_stats & SELF_CONDITIONING > 0
-
-
-def _next_conditioning(batch: list[Following], segments: Ints32) -> SelfConditioningRows | None:
-    """Returns the blocks with self-conditioning in the next step, if all blocks of this one continue."""
-    sampled = [n for n, each in enumerate(batch) if each.block != NO_BLOCK]
-    conditioned = [n for n in sampled if _is_conditioned(batch[n].scheduled.request)]
-    if not conditioned:
-        return None
-    starts = np.array([batch[n].scheduled.blocks[0].logits_start for n in conditioned])
-    own = segments[conditioned].astype(np.int64)
-    return SelfConditioningRows(starts + first_rows(segments)[conditioned] - own[:, START], own[:, SLOT])
 
 
 def _plan_blocks(batch: BatchBlocks) -> DenoiseBlocks | None:
@@ -637,19 +621,6 @@ def soft_embedding_rows(batch: list[ScheduledRequest], offsets: list[int]) -> So
         probs=_pad_columns(probs, count)[filled],
         params=np.array(how, dtype=np.float64).repeat(sizes, axis=0)[filled],
     )
-
-
-def self_conditioning_rows(batch: list[ScheduledRequest], offsets: list[int]) -> SelfConditioningRows | None:
-    """Returns the blocks with self-conditioning after their first step; None if there are none."""
-    rows: list[int] = []
-    req_slot: list[int] = []
-    for scheduled, offset in zip(batch, offsets, strict=True):
-        if _is_conditioned(scheduled.request):
-            for block in scheduled.blocks:
-                if block.numbers.num_steps:
-                    rows.append(block.logits_start + offset)
-                    req_slot.append(scheduled.request.req_slot)
-    return SelfConditioningRows(np.array(rows), np.array(req_slot)) if rows else None
 
 
 def _pad_columns(parts: list[np.ndarray], count: int) -> np.ndarray:

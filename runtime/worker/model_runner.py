@@ -32,7 +32,6 @@ from runtime.scheduling.step_plan import (
     DenoiseBlocks,
     Ints32,
     PageWrites,
-    SelfConditioningRows,
     StateWrite,
     StepPlan,
 )
@@ -156,9 +155,7 @@ class LaunchedForward(NamedTuple):
             return False
         if plan.segments is not own.segments and plan.segments.tobytes() != own.segments.tobytes():
             return False
-        if plan.active_lora_modules != own.active_lora_modules:
-            return False
-        return same_conditioning(plan.self_conditioning, own.self_conditioning)
+        return plan.active_lora_modules == own.active_lora_modules
 
 
 class ModelRunner:
@@ -331,7 +328,7 @@ class ModelRunner:
         )
 
     def _forward_inputs(self, plan: StepPlan) -> tuple[ForwardDescriptor, Tensors]:
-        descriptor, arrays = forward_inputs(plan, page_size=self.pool.page_size, block_size=self.block_size)
+        descriptor, arrays = forward_inputs(plan, page_size=self.pool.page_size)
         return descriptor, self.h2d.to_device(arrays)
 
     def _sample_eagerly(self) -> None:
@@ -412,6 +409,7 @@ class ModelStep:
         rows = self.expand_segments(
             inputs["segments"], tables, descriptor.rows, descriptor.tiles, descriptor.tile_rows
         )._asdict()
+        conditioning = rows.pop("conditioning")
         if not descriptor.active_lora_modules:
             rows["lora_slots"] = None
         return ForwardBatch(
@@ -420,7 +418,7 @@ class ModelStep:
             page_size=self.pool.page_size,
             tile_rows=descriptor.tile_rows,
             max_seq_len=descriptor.reach,
-            self_conditioning=self._self_conditioning_rows(descriptor, inputs),
+            self_conditioning=self._conditioning_of(conditioning) if descriptor.self_conditioned else None,
             active_lora_modules=descriptor.active_lora_modules,
         )
 
@@ -510,14 +508,11 @@ class ModelStep:
         )  # fmt: skip
         return after._asdict()
 
-    def _self_conditioning_rows(self, descriptor: ForwardDescriptor, inputs: Tensors) -> torch.Tensor | None:
-        """Returns the self-conditioning [rows, width] from the last step of each row's block; None if there is none."""
-        if self.self_conditioning_state is None or not descriptor.num_self_conditioned:
-            return None
-        # one more row, to which padding is written
-        rows = self.self_conditioning_state.new_zeros(descriptor.rows + 1, self.self_conditioning_state.shape[2])
-        rows[inputs["self_conditioning_rows"]] = self.self_conditioning_state[inputs["self_conditioning_slots"]]
-        return rows[: descriptor.rows]
+    def _conditioning_of(self, index: torch.Tensor) -> torch.Tensor:
+        """Returns the self-conditioning of rows [rows, width]; 0 where the index is -1."""
+        assert self.self_conditioning_state is not None
+        found = self.self_conditioning_state.flatten(0, 1)[index.clamp(min=0)]
+        return torch.where(index[:, None] >= 0, found, 0)
 
     def _apply_soft_embeddings(self, x: torch.Tensor, inputs: Tensors) -> None:
         """Replaces the embeddings `x` [rows, hidden] of rows with soft embeddings in place."""
@@ -540,12 +535,6 @@ class ModelStep:
             self.model.embed, own, ids, probs, self.mask_id, smooth=smooth > 0, weight=weight,
             renormalize=renormalize > 0,
         )  # fmt: skip
-
-
-def same_conditioning(one: SelfConditioningRows | None, other: SelfConditioningRows | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return np.array_equal(one.rows, other.rows) and np.array_equal(one.req_slot, other.req_slot)
 
 
 @dataclass

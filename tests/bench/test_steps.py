@@ -72,7 +72,7 @@ def rows_of(plan: StepPlan) -> ForwardRows:
     """Returns the rows of a plan of `plans`."""
     states = RequestStates(5, 128, torch.device("cpu"), max_pages=8)
     states.write_pages(plan.page_writes, PinnedBuffer(states.tokens.device))
-    shape, arrays = forward_inputs(plan, page_size=16, block_size=8)
+    shape, arrays = forward_inputs(plan, page_size=16)
     tables = RowTables(states.tokens, states.max_len, states.pages, 16)
     segments = torch.from_numpy(arrays["segments"])
     return expand_segments_reference(segments, tables, shape.rows, shape.tiles, shape.tile_rows)

@@ -286,7 +286,11 @@ def test_steps_of_diffusion_gemma_are_launched_early_too(monkeypatch: pytest.Mon
         LLM(str(GOLDEN / "diffusion_gemma"), device="cpu", skip_tokenizer=True, **SMALL) as llm,
     ):
         forwards = forwards_of(llm.engine, monkeypatch)
+        assert isinstance(llm.engine.runner, CudaGraphRunner)
+        built = Mock(wraps=llm.engine.runner._forward)  # the host sends the segments of these
+        monkeypatch.setattr(llm.engine.runner, "_forward", built)
         llm.generate(PROMPTS[:2], SamplingParams(max_tokens=32, ignore_eos=True))
+        assert built.call_count < llm.engine.stats().steps / 2
         assert sum(begun for _, begun in noted) > len(noted) / 2
         assert forwards.call_count == llm.engine.stats().steps, "a launched forward was not used by a step"
 

@@ -104,7 +104,7 @@ def test_plans_are_received_unchanged(wires):
     write = StateWrite(2, 5, np.arange(3), np.array([0, 1, 6], np.int8))
     few = np.arange(3, dtype=np.int32)
     plan = StepPlan(
-        np.arange(22, dtype=np.int32).reshape(2, 11), None, few[None], 3, soft_embeddings=merged, writes=(write,),
+        np.arange(24, dtype=np.int32).reshape(2, 12), None, few[None], 3, soft_embeddings=merged, writes=(write,),
         page_writes=PageWrites(few, few + 1, few + 2),
     )  # fmt: skip
     ours.send(Step(encode_forward(plan)))

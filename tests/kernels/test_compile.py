@@ -470,7 +470,8 @@ def test_head(rows, dtype, batch_invariant):
 
 def test_expand_segments():
     types = typed(
-        pi64="tokens_ptr positions_ptr slots_ptr window_pos_ptr", i32="rows tiles pages_stride max_len tile_rows",
+        pi64="tokens_ptr positions_ptr slots_ptr window_pos_ptr conditioning_ptr",
+        i32="rows tiles pages_stride max_len tile_rows",
         pi1="is_editable_ptr",
         pi32="segments_ptr token_table_ptr pages_ptr visible_end_ptr lora_slots_ptr tiles_ptr",
     )  # fmt: skip

@@ -117,7 +117,7 @@ def test_rows_of_segments(counts, rows):
         for offset in range(count):
             at = one.start + offset
             if one.start == PADDING:
-                expected.append((int(tables.tokens[0]), 0, -1, 1, 0, False, -1))
+                expected.append((int(tables.tokens[0]), 0, -1, 1, 0, False, -1, -1))
                 continue
             block_end = one.origin
             while at >= one.origin and block_end <= at:
@@ -126,7 +126,9 @@ def test_rows_of_segments(counts, rows):
             end = min(at + 1 if at < one.causal_end else block_end, one.visible_limit)
             first = 1 + one.slot * tables.max_len + one.start if one.first_token < 0 else one.first_token
             token, window = int(tables.tokens[first + offset]), min(at, one.window_end)
-            expected.append((token, at, slot, end, window, at >= one.editable_start, one.lora_slot))
+            editable = at >= one.editable_start
+            own = one.slot * one.block_size + at - one.editable_start if one.conditioned and editable else -1
+            expected.append((token, at, slot, end, window, editable, one.lora_slot, own))
         for first in range(0, count, 16):
             expected_tiles.append([one.slot, len(expected) - count + first, min(16, count - first)])
     assert list(zip(*(array.tolist() for array in found[:-1]), strict=True)) == expected

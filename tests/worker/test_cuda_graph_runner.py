@@ -113,16 +113,16 @@ def test_steps_of_complete_blocks_find_a_captured_graph(max_num_reqs: int) -> No
 def test_a_block_larger_than_a_tile_is_captured() -> None:
     sizes = CaptureSizes(block_size=512, pages=7, page_size=4, max_tokens=4096, max_num_reqs=3)
     for descriptor in sizes.forward_descriptors():
-        pad_forward_inputs(*_empty(descriptor, sizes.block_size), descriptor, sizes)
+        pad_forward_inputs(*_empty(descriptor), descriptor)
     counts = np.array([512, 1024, 512])
     descriptor = ForwardDescriptor(2048, 8, 3, 3, MAX_TILE_ROWS, 9)
     assert len(make_query_tiles(counts)) == descriptor.tiles
     assert sizes.pad_forward(descriptor) in set(sizes.forward_descriptors())
 
 
-def _empty(descriptor: ForwardDescriptor, block: int) -> tuple[Views, ForwardDescriptor, Views]:
+def _empty(descriptor: ForwardDescriptor) -> tuple[Views, ForwardDescriptor, Views]:
     """Returns arrays of a descriptor, and an empty forward to pad to it."""
-    kinds = forward_buffer_specs(descriptor, block)
+    kinds = forward_buffer_specs(descriptor)
     into = {name: np.zeros(size, dtype) for name, (dtype, size) in kinds.items()}
     nothing = {name: array[:0] for name, array in into.items()}
     return into, ForwardDescriptor(0, 0, 0, descriptor.pages, 0, 0), nothing
