@@ -108,8 +108,10 @@ def build_model_runner(
         runner = runners.make(pages)
     if not on_cuda:
         runners.warm_up(runner, runner.block_size)
-    nbytes = runner.states.nbytes / 1e6
-    log.info("Tokens, states and page tables of %d requests: %.1f MB of memory", info.max_num_reqs, nbytes)
+    nbytes, conditioning = runner.states.nbytes, runner.model_step.self_conditioning_state
+    log.info("Tokens, states and page tables of %d requests: %.1f MB of memory", info.max_num_reqs, nbytes / 1e6)
+    if conditioning is not None:
+        log.info("Self-conditioning of %d requests: %.1f MB of memory", info.max_num_reqs, conditioning.nbytes / 1e6)
     if isinstance(runner, CudaGraphRunner):
         capture_graphs(runner, info)
     return runner, pages
