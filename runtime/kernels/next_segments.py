@@ -29,7 +29,7 @@ class BlockEnd(NamedTuple):
         without_masks: 1: a block without masks is final. 0: its algorithm says when it is.
         at_eos: 1: an end-of-sequence id before the first mask ends the output.
         output_end: offset of the end of the output in the block. It may be larger than the block.
-        leaves: 1: if the output ends here, the request has no rows in the next forward. 0: only the host knows its end.
+        is_revised: 1: tokens may change until the block is final, so the output ends in no other block.
     """
 
     block: int
@@ -37,7 +37,7 @@ class BlockEnd(NamedTuple):
     without_masks: int
     at_eos: int
     output_end: int
-    leaves: int
+    is_revised: int
 
 
 class Offer(NamedTuple):
@@ -46,7 +46,8 @@ class Offer(NamedTuple):
     Attributes:
         requests: number of outcomes. 0: the next forward is not known.
         max_rows: maximum number of rows of the next forward.
-        may_leave: 0: no forward is chosen if an output ends, as another request may take the place.
+        may_leave: 1: a request whose output ends has no rows in the next forward. 0: that forward is not known,
+            because another request may take the place.
     """
 
     requests: int
@@ -90,15 +91,15 @@ def choose_segments_reference(
         choice[CHOSEN_ROWS] = UNKNOWN
         return
     outcomes = outcomes[:n]
-    block, size, without_masks, at_eos, output_end, leaves = outcomes[:, :ENDS].unbind(1)
+    block, size, without_masks, at_eos, output_end, is_revised = outcomes[:, :ENDS].unbind(1)
     samples = block != NO_BLOCK
     masks, first_masked, first_eos, finished = (counter[block.clamp(min=0)] for counter in counters)
     filled = torch.where(masks > 0, first_masked, size)  # positions before the first mask
-    ended = samples & ((filled >= output_end) | ((at_eos > 0) & (first_eos < filled)))
-    left = ended & (leaves > 0) & bool(may_leave)
     final = samples & ((finished > 0) | ((without_masks > 0) & (masks == 0)))
+    ended = samples & ((filled >= output_end) | ((at_eos > 0) & (first_eos < filled))) & (final | (is_revised == 0))
+    left = ended & bool(may_leave)
     pairs = outcomes[:, ENDS:].view(n, 2, FIELDS)
-    found = torch.where(final[:, None], pairs[:, 1], pairs[:, 0])
+    found = torch.where((final & ~left)[:, None], pairs[:, 1], pairs[:, 0])
     counts = found[:, COUNT] = torch.where(left, 0, found[:, COUNT])
     tile_rows = counts.amax().clamp(min=1, max=MAX_TILE_ROWS)
     unknown = (ended & ~left) | (counts == UNKNOWN)
@@ -135,10 +136,11 @@ def _choose_segments(
         first_eos = tl.load(first_eos_ptr + block, mask=samples, other=0)
         at_eos = tl.load(own + 3, mask=samples, other=0) > 0
         ended = samples & ((filled >= tl.load(own + 4, mask=samples, other=0)) | (at_eos & (first_eos < filled)))
-        left = ended & (tl.load(own + 5, mask=samples, other=0) > 0) & (may_leave > 0)
         without_masks = tl.load(own + 2, mask=samples, other=0) > 0
         finished = tl.load(finished_ptr + block, mask=samples, other=0) > 0
         final = (samples & (finished | (without_masks & (masks == 0)))).to(tl.int32)
+        ended = ended & ((final > 0) | (tl.load(own + 5, mask=samples, other=0) == 0))
+        left = ended & (may_leave > 0)
         count = tl.load(own + ENDS + final * FIELDS + 2, mask=inside & (left == 0), other=0)
         rows += tl.sum(count, 0)
         largest = tl.maximum(largest, tl.max(count, 0))

@@ -418,15 +418,13 @@ class InputBuilder:
     def _outcomes(self, scheduled: ScheduledRequest) -> tuple[int, ...]:
         request, (block,), successors = scheduled.request, scheduled.blocks, scheduled.successors
         assert successors is not None
-        uniform_noise = self.strategy.uniform_noise
-        without_masks = not (request.algorithm.edits or uniform_noise)
         end = BlockEnd(
             block=0,  # `prepare` sets it
             size=block.size,
-            without_masks=without_masks,
-            at_eos=not (request.spec.ignore_eos or uniform_noise),
+            without_masks=not (request.algorithm.edits or self.strategy.uniform_noise),
+            at_eos=not request.spec.ignore_eos,
             output_end=request.end - block.start,
-            leaves=without_masks and not request.resolved.may_revise,
+            is_revised=request.resolved.may_revise,
         )
         continues, final = (each or UNKNOWN_FORWARD for each in successors)
         return end + self._segment(request, continues, later=True) + self._segment(request, final)

@@ -111,6 +111,7 @@ class Watched:
         pytest.param(SETUP, {"max_repetition_run": 99, "max_nfe": 30}, id="limits"),
         pytest.param(SETUP, {"stop_token_ids": (15,)}, id="own stop tokens"),
         pytest.param(SETUP, {"logprobs": 2}, id="logprobs"),
+        pytest.param(SETUP, {"algorithm": "edit", "max_post_edit_steps": 4}, id="text that is edited before its end"),
         pytest.param(replace(SETUP, strategy="d2f", shift=True), {}, id="logits shift"),
         pytest.param(replace(SETUP, strategy="fast_dllm_v2"), {}, id="first tokens and sub-blocks"),
         pytest.param(replace(SETUP, strategy="nemotron_diffusion"), {}, id="first tokens"),

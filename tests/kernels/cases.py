@@ -549,21 +549,23 @@ def check_next_segments(ends: Sequence[str], device: str) -> None:
         assert torch.equal(made[0][1], made[1][1])
 
 
-# masks, first mask, first EOS, finished; at_eos, without_masks, offset of the end, leaves; the choice. None: the next
-# forward is not known. LEFT: it is known if requests may leave.
+# masks, first mask, first EOS, finished; at_eos, without_masks, offset of the end, is_revised; the choice. None: the
+# next forward is not known. LEFT: it is known if requests may leave.
 BLOCK_ENDS: dict[str, tuple[int | None, ...]] = {
-    "continues": (3, 5, 32, 0, 1, 1, 40, 1, CONTINUES),
-    "filled": (0, 32, 32, 0, 1, 1, 40, 1, FINAL),
-    "edited later": (0, 32, 32, 0, 1, 0, 40, 0, CONTINUES),
-    "finished with masks": (2, 9, 32, 1, 1, 0, 40, 0, FINAL),
-    "eos behind a mask": (2, 9, 20, 0, 1, 1, 40, 1, CONTINUES),
-    "eos": (2, 9, 4, 0, 1, 1, 40, 1, LEFT),
-    "eos that may be edited": (2, 9, 4, 0, 1, 1, 40, 0, None),
-    "ignored eos": (2, 9, 4, 0, 0, 1, 40, 1, CONTINUES),
-    "end of the output": (1, 20, 32, 0, 1, 1, 20, 1, LEFT),
-    "filled to the end": (0, 32, 32, 1, 1, 1, 32, 1, LEFT),
-    "unknown": (0, 32, 32, 1, 1, 1, 40, 1, None),
-    "no block": (0, 0, 0, 1, 1, 1, 0, 1, CONTINUES),
+    "continues": (3, 5, 32, 0, 1, 1, 40, 0, CONTINUES),
+    "filled": (0, 32, 32, 0, 1, 1, 40, 0, FINAL),
+    "edited later": (0, 32, 32, 0, 1, 0, 40, 1, CONTINUES),
+    "finished with masks": (2, 9, 32, 1, 1, 0, 40, 1, FINAL),
+    "eos behind a mask": (2, 9, 20, 0, 1, 1, 40, 0, CONTINUES),
+    "eos": (2, 9, 4, 0, 1, 1, 40, 0, LEFT),
+    "eos that may be edited": (2, 9, 4, 0, 1, 0, 40, 1, CONTINUES),
+    "eos in a finished block": (0, 32, 4, 1, 1, 0, 40, 1, LEFT),
+    "ignored eos": (2, 9, 4, 0, 0, 1, 40, 0, CONTINUES),
+    "end of the output": (1, 20, 32, 0, 1, 1, 20, 0, LEFT),
+    "end that may be edited": (0, 32, 32, 0, 1, 0, 20, 1, CONTINUES),
+    "filled to the end": (0, 32, 32, 1, 1, 1, 32, 0, LEFT),
+    "unknown": (0, 32, 32, 1, 1, 1, 40, 0, None),
+    "no block": (0, 0, 0, 1, 1, 1, 0, 0, CONTINUES),
 }
 
 
@@ -572,11 +574,11 @@ def some_outcomes(ends: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor, list
     random = np.random.default_rng(len(ends))
     rows, counters, choices = [], [[9] * 4], []  # the first block is of no request
     for slot, end in enumerate(ends):
-        *counted, at_eos, without_masks, output_end, leaves, choice = BLOCK_ENDS[end]
+        *counted, at_eos, without_masks, output_end, is_revised, choice = BLOCK_ENDS[end]
         pair = random.integers(1, 90, (2, FIELDS))
         pair[:, SLOT], pair[:, COUNT] = slot, (32, UNKNOWN if end == "unknown" else random.integers(33, 300))
         block = NO_BLOCK if end == "no block" else len(counters)
-        rows.append([*BlockEnd(block, 32, without_masks, at_eos, output_end, leaves), *pair.ravel()])
+        rows.append([*BlockEnd(block, 32, without_masks, at_eos, output_end, is_revised), *pair.ravel()])
         counters.append(counted)
         choices.append(choice)
     return torch.tensor(np.array(rows), dtype=torch.int32), torch.tensor(counters).T.contiguous(), choices
