@@ -496,6 +496,7 @@ class CudaGraphRunner(ModelRunner):
             none = ForwardDescriptor(0, 0, 0, 0, 0, 0, (0, descriptor.soft_embedding_shape[1]))
             self._launch_forward_graph(descriptor, lambda into: pad_forward_inputs(into, none, empty, descriptor))
             return
+        self._offer(None)  # the outcomes of the last step are of blocks that this descriptor may not have
         empty = _empty_arrays(sample_buffer_specs(descriptor))
         groups = tuple(replace(group, blocks=0, rows=0, num_random=0, num_filtered=0) for group in descriptor.groups)
         no_blocks = SampleDescriptor(0, descriptor.size, groups)
