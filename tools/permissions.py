@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from unmask_operator.kube.kinds import CHILDREN, DLMS, EVENTS, LEASES, NODES, OPTIONAL, PODS
+from unmask_operator.kube.kinds import CHILDREN, DLMS, EVENTS, GRANTED, LEASES, NODES, OPTIONAL, PODS
 from unmask_operator.objects import GROUP, PLURAL
 
 
@@ -34,6 +34,15 @@ def _rule(group: str, resource: str, verbs: str, why: str, scope: str = "watched
 _WATCH = {k.kind: "" if k in OPTIONAL else " watch" for k in CHILDREN}
 # The operator never deletes these three kinds: every resource has them, and garbage collection removes them.
 _DELETE = {k.kind: "" if k.kind in ("Deployment", "Service", "ServiceAccount") else " delete" for k in CHILDREN}
+_CHILD_RULES = {
+    kind: _rule(
+        kind.group,
+        kind.plural,
+        f"get list{_WATCH[kind.kind]} create patch{_DELETE[kind.kind]}",
+        f"a resource's {kind.kind}",
+    )
+    for kind in CHILDREN
+}
 
 RULES: tuple[Rule, ...] = (
     _rule(DLMS.group, DLMS.plural, "list watch", "the resources to reconcile"),
@@ -42,15 +51,7 @@ RULES: tuple[Rule, ...] = (
         GROUP, f"{PLURAL}/scale", "patch", "the Builtin autoscaler writes spec.replicas through the scale subresource"
     ),
     _rule(GROUP, f"{PLURAL}/finalizers", "update", "owner references of children set blockOwnerDeletion"),
-    *(
-        _rule(
-            kind.group,
-            kind.plural,
-            f"get list{_WATCH[kind.kind]} create patch{_DELETE[kind.kind]}",
-            f"a resource's {kind.kind}",
-        )
-        for kind in CHILDREN
-    ),
+    *(rule for kind, rule in _CHILD_RULES.items() if kind not in GRANTED),
     _rule(
         "apps",
         "deployments/scale",
@@ -84,6 +85,9 @@ ADOPTION_RULES = tuple(
     for kind in CHILDREN
     if not _DELETE[kind.kind]
 )
+
+# Granted only with the chart's value, by the setting of the operator that says so.
+OPTIONAL_RULES = {setting: (_CHILD_RULES[kind],) for kind, setting in GRANTED.items()}
 
 # Granted only with rbac.readNodes of the chart (settings.read_nodes).
 NODE_RULE = _rule(

@@ -230,9 +230,20 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "maxReplicas",
         ),
         Rule(
-            "!has(self.pollingIntervalSeconds) || !has(self.provider) || self.provider == 'Builtin'",
-            "only the Builtin provider polls; remove it",
+            "!has(self.pollingIntervalSeconds) || !has(self.provider) || self.provider != 'HPA'",
+            "only the providers Builtin and KEDA poll; remove it",
             "pollingIntervalSeconds",
+        ),
+        Rule(
+            "!has(self.keda) || (has(self.provider) && self.provider == 'KEDA')",
+            "has an effect only with provider KEDA; remove it",
+            "keda",
+        ),
+        Rule(
+            "!has(self.minReplicas) || self.minReplicas > 0 || "
+            "(has(self.keda) && has(self.keda.triggers) && size(self.keda.triggers) > 0)",
+            "must be at least 1 without keda.triggers, because nothing would wake the service",
+            "minReplicas",
         ),
     ),
     Service: (

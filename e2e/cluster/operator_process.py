@@ -19,13 +19,14 @@ from e2e.cluster.kube import ApiError, Kube
 from e2e.cluster.process import free_ports
 from tests.wait import TIMEOUT, wait_until
 from tests.written import written
-from tools.permissions import NODE_RULE, RULES, Rule
+from tools.permissions import NODE_RULE, OPTIONAL_RULES, RULES, Rule
 from unmask_operator.objects import API_VERSION, KIND
 
 ROOT = Path(__file__).parents[2]
 ACCOUNT = "unmask-operator"
 RBAC = "rbac.authorization.k8s.io"
 CRDS = ROOT / "crds"
+EVERY_RULE = (*RULES, *(rule for rules in OPTIONAL_RULES.values() for rule in rules))
 
 
 def install(api: ApiServer, kube: Kube, own: str, watched: Collection[str]) -> None:
@@ -48,7 +49,7 @@ def install(api: ApiServer, kube: Kube, own: str, watched: Collection[str]) -> N
     wait_owners(api, own, next(iter(watched), own))
 
 
-def grant(kube: Kube, own: str, watched: Iterable[str], rules: Iterable[Rule] = RULES) -> None:
+def grant(kube: Kube, own: str, watched: Iterable[str], rules: Iterable[Rule] = EVERY_RULE) -> None:
     """Grants the operator's service account these rules. An empty `watched` means the whole cluster."""
     subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": own}
     by_scope = {scope: [r for r in rules if r.scope == scope] for scope in ("watched", "own")}
@@ -150,6 +151,7 @@ class OperatorProcess:
             f"{prefix}WATCH_SELECTOR": selector,
             f"{prefix}PORT": str(self.port),
             f"{prefix}READ_NODES": "true",
+            f"{prefix}KEDA": "true",
             f"{prefix}LOG_FORMAT": "json",
             **{f"{prefix}{setting.upper()}": value for setting, value in settings.items()},
         }

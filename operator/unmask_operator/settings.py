@@ -35,6 +35,7 @@ class Settings:
     watch_selector: tuple[str, ...] = ()
     image_pull_secrets: tuple[str, ...] = ()  # names of Secrets for all engine pods
     read_nodes: bool = False  # whether the chart grants the permission
+    keda: bool = False  # whether the chart grants the permissions on ScaledObjects
     # Variables of all engines, such as proxies and HF_ENDPOINT.
     engine_env: Mapping[str, str] = field(default_factory=dict)
     engine_node_selector: Mapping[str, str] = field(default_factory=lambda: {"kubernetes.io/os": "linux"})

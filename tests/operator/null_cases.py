@@ -18,6 +18,10 @@ _REQUIRED: dict[str, Any] = {
 }  # fmt: skip
 
 
+# Members that a section of spec.autoscaling needs beside it.
+_BESIDE: dict[str | int, Any] = {"keda": {"provider": "KEDA"}}
+
+
 @dataclass(frozen=True)
 class NullCase:
     """A spec with one null that is valid otherwise, and the same spec without the field or map entry."""
@@ -76,6 +80,8 @@ def _section(node: dict[str, Any], following: str | int, is_last: bool) -> Any:
         return []
     made = {name: copy.deepcopy(_REQUIRED[name]) for name in node.get("required", ())}
     members = node.get("properties", {})
+    if not is_last:
+        made |= _BESIDE.get(following, {})
     if {"podSelector", "ipBlock"} <= members.keys() and (following != "ipBlock" or is_last):  # a peer needs one of them
         made["podSelector" if following == "namespaceSelector" else "namespaceSelector"] = {}
     return made

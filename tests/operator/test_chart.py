@@ -11,7 +11,7 @@ from runtime.server.metrics import Metrics as EngineMetrics
 from runtime.server.metrics import RequestMetrics
 from tests.operator.chart_samples import ALL, DIGEST, PEERS, TOLERATIONS, container, one, settings
 from tests.operator.helm import CHART, CHARTS, CRDS, render, render_crds
-from tools.permissions import ADOPTION_RULES, NODE_RULE, RULES, missing, unused
+from tools.permissions import ADOPTION_RULES, NODE_RULE, OPTIONAL_RULES, RULES, missing, unused
 from unmask_operator.kube.cache import Cache
 from unmask_operator.metrics import Metrics as OperatorMetrics
 from unmask_operator.settings import VERSION, Settings
@@ -122,11 +122,15 @@ def test_the_granted_permissions_are_those_that_the_operator_needs(namespaces):
 
 
 @pytest.mark.parametrize("namespaces", [[], ["a"]])
-def test_the_permissions_for_adoption_are_granted_only_on_request(namespaces):
+@pytest.mark.parametrize(
+    ("value", "further"), [("rbac__adoption", ADOPTION_RULES), ("keda__enabled", OPTIONAL_RULES["keda"])]
+)
+def test_further_permissions_are_granted_only_on_request(value, further, namespaces):
     role = ("Role", f"{NAME}-engines") if namespaces else ("ClusterRole", f"unmask-system:{NAME}")
-    rules = named(render(rbac__adoption=True, watchNamespaces=namespaces))[role]["rules"]
-    expected = [*(rule for rule in RULES if rule.scope == "watched"), *ADOPTION_RULES]
+    objects = render(**{value: True, "watchNamespaces": namespaces})
+    rules, expected = named(objects)[role]["rules"], [*(rule for rule in RULES if rule.scope == "watched"), *further]
     assert missing(rules, expected) == unused(rules, expected) == []
+    assert settings(objects).keda == (value == "keda__enabled")
 
 
 def test_every_binding_binds_its_role_to_the_service_account():

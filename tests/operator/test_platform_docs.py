@@ -17,7 +17,7 @@ from unmask_operator.status import CONDITIONS
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "operations"
 NAMES = (
-    *("install", "privileges", "security", "rolling-upgrade", "troubleshooting", "nodes-and-identities"),
+    *("install", "privileges", "security", "rolling-upgrade", "autoscaling", "troubleshooting", "nodes-and-identities"),
     *("argo-cd", "flux", "backup-restore"),
 )
 PAGES = [*(DOCS / f"{name}.md" for name in NAMES), ROOT / "docs/get-started/kubernetes.md"]

@@ -265,7 +265,7 @@ def test_an_unknown_value_outside_the_pod_template_affects_only_its_section(sect
 @pytest.mark.parametrize(
     "change",
     [
-        {"provider": "OfTomorrow"}, {"minReplicas": 0}, {"behavior": {"scaleDown": {"selectPolicy": "OfTomorrow"}}},
+        {"provider": "OfTomorrow"}, {"minReplicas": 5000}, {"behavior": {"scaleDown": {"selectPolicy": "OfTomorrow"}}},
         {"behavior": {"scaleUp": {"policies": [{"type": "OfTomorrow", "value": 1, "periodSeconds": 15}]}}},
     ],
 )  # fmt: skip

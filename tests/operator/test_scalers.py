@@ -17,6 +17,7 @@ from unmask_operator.plan.scalers import WINDOW, kept_replicas
 
 SCALED = {"maxReplicas": 8}
 HPA = {**SCALED, "provider": "HPA"}
+KEDA = {**SCALED, "provider": "KEDA"}
 MANIFEST, SSA = {"manager": "kubectl-client-side-apply"}, {"manager": "flux", "operation": "Apply"}
 OURS, THEIRS = ({"manager": name, "subresource": "scale"} for name in ("unmask-operator", "kube-controller-manager"))
 
@@ -79,6 +80,7 @@ OLD = {**THEIRS, "time": "2020-01-01T00:00:00Z"}
 WRITERS: list[tuple[Obj, Obj, str]] = [
     (SCALED, THEIRS, "AnotherScaler"), (SCALED, {**THEIRS, "manager": "keda-operator"}, "AnotherScaler"),
     (HPA, {**THEIRS, "manager": "keda-operator"}, "AnotherScaler"), (HPA, THEIRS, ""), (HPA, OURS, ""),
+    (KEDA, {**THEIRS, "manager": "keda"}, ""), (KEDA, THEIRS, ""),
     (SCALED, OURS, ""), (SCALED, PERSON, ""), (SCALED, OLD, ""), (SCALED, MANIFEST, ""),
 ]  # fmt: skip
 

@@ -44,6 +44,11 @@
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]
   verbs: [get, list, create, patch, delete]
+{{- if (.Values.keda).enabled }}
+- apiGroups: [keda.sh]
+  resources: [scaledobjects]
+  verbs: [get, list, create, patch, delete]
+{{- end }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]

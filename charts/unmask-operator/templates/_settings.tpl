@@ -5,6 +5,9 @@ LEASE_NAME: {{ include "unmask.fullname" . | quote }}
 DEPLOYMENT: {{ include "unmask.fullname" . | quote }}
 OPERATOR_SELECTOR: {{ include "unmask.lines" (include "unmask.selector" . | fromYaml) | quote }}
 READ_NODES: {{ and (include "unmask.isOn" (.Values.rbac).create) (include "unmask.isOn" (.Values.rbac).readNodes) | empty | not | quote }}
+{{- if (.Values.keda).enabled }}
+KEDA: "true"
+{{- end }}
 LOG_LEVEL: {{ (.Values.log).level | default "info" }}
 LOG_FORMAT: {{ (.Values.log).format | default "json" }}
 {{- with .Values.watchNamespaces }}

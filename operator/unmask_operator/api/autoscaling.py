@@ -4,9 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from unmask_operator.api.base import Section
+from unmask_operator.api.base import Free, Section
 
 POLLING_SECONDS = 5
+KEDA_POLLING_SECONDS = 15
 # Target -> the runtime's gauge that measures it, and the factor from the gauge's unit to the target's.
 GAUGES = {
     "queuedRequestsPerReplica": ("unmask_requests_waiting", 1),
@@ -66,14 +67,24 @@ class Behavior(Section):
     """Rules for scale-down."""
 
 
+class Keda(Section):
+    """Settings of the ScaledObject of provider KEDA."""
+
+    triggers: list[Free] = Field(default=[], max_length=8)
+    """Triggers, as in a ScaledObject. They are added to those of targets; without targets they are the only ones."""
+    fallback_replicas: _Replicas | None = None
+    """Number of replicas after three failed polls of a trigger. Default: replicas stay as they are."""
+
+
 class Autoscaling(Section):
     """Automatic scaling of `spec.replicas`, enabled if present."""
 
-    provider: Literal["Builtin", "HPA"] = "Builtin"
+    provider: Literal["Builtin", "HPA", "KEDA"] = "Builtin"
     """Builtin: the operator scrapes the pods' metrics and sets replicas. HPA: a HorizontalPodAutoscaler sets replicas;
-    it requires a custom-metrics adapter."""
-    min_replicas: _Replicas = 1
-    """Minimum number of replicas."""
+    it requires a custom-metrics adapter. KEDA: a ScaledObject sets replicas; it requires KEDA, and keda.enabled of the
+    operator's chart."""
+    min_replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    """Minimum number of replicas. 0 only with keda.triggers."""
     max_replicas: _Replicas
     """Maximum number of replicas."""
     targets: Targets = Targets()
@@ -82,5 +93,8 @@ class Autoscaling(Section):
     """Rate limits of scaling, as in autoscaling/v2."""
     polling_interval_seconds: Annotated[int, Field(ge=1, le=300)] | None = Field(
         default=None,
-        description=f"Seconds between two scrapes of the pods' metrics. Default: {POLLING_SECONDS}. Only with Builtin.",
+        description=f"Seconds between two reads of the pods' metrics. Default: {POLLING_SECONDS}, with KEDA "
+        f"{KEDA_POLLING_SECONDS}. Not with HPA.",
     )
+    keda: Keda | None = None
+    """Settings of provider KEDA."""

@@ -26,6 +26,7 @@ from unmask_operator.plan.observed import Observed
 from unmask_operator.pod_http import PODS_AT_ONCE, pod_session
 from unmask_operator.render.adapters import listed
 from unmask_operator.settings import Backoffs, Settings
+from unmask_operator.status.pods.pod_status import is_ready, load_seconds
 
 WORKERS = 16
 REQUEUE_ALL_SECONDS = 300.0  # between reconciles of all resources from the cache
@@ -130,10 +131,10 @@ class Manager:
 
     async def _observe(self, resource: Obj, children: Mapping[Ref, Obj], pods: Sequence[Obj]) -> Observed:
         """Returns the observed state of a resource: its objects and everything else that is known."""
-        key = Key.of(resource)
+        key, now = Key.of(resource), datetime.now(UTC)
         return Observed(
             resource=resource,
-            now=datetime.now(UTC),
+            now=now,
             children=children,
             pods=pods,
             apis=self._resync.apis,
@@ -143,6 +144,7 @@ class Manager:
             adapters=self._pod_progress.adapters,
             pod_events=self._pod_events.events,
             decision=self._autoscaler.decision(key) if self._autoscaler else None,
+            longest_load=max((load_seconds(pod, now) for pod in pods if is_ready(pod)), default=0.0),
         )
 
     async def _scale(self, key: Key, replicas: int) -> None:

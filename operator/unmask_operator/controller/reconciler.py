@@ -22,6 +22,7 @@ from unmask_operator.objects import Key, Obj, Ref, condition, controller_uid
 from unmask_operator.plan import scalers
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan, last_accepted, plan, plan_of_deleted
+from unmask_operator.render.labels import is_own
 from unmask_operator.settings import Settings
 from unmask_operator.status import status
 from unmask_operator.status.conditions.basic import TWO_OPERATORS
@@ -197,10 +198,10 @@ class _Resource:
         return None
 
     async def _children(self, uid: str) -> Mapping[Ref, Obj]:
-        """Returns the cached children. Reads those again that another owner controls, since they block the plan."""
+        """Returns the cached children. Reads those again whose other owner blocks the plan."""
         children = self.cache.children(self.key)
         for ref, obj in list(children.items()):
-            if controller_uid(obj) == uid:
+            if controller_uid(obj) == uid or not is_own(ref, self.key.name):
                 continue
             kind = kind_of(ref.api_version, ref.kind)
             try:

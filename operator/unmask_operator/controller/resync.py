@@ -14,7 +14,7 @@ from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import CACHED, DLMS, OPTIONAL, PODS, REVISIONS, ApiKind, kind_of
+from unmask_operator.kube.kinds import CACHED, DLMS, GRANTED, OPTIONAL, PODS, REVISIONS, ApiKind, kind_of
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import SERVICE_LABEL, Key, Obj
 from unmask_operator.plan.plan import MISSING_CRD
@@ -69,6 +69,7 @@ class Resync:
         self._sources = {
             kind.path(namespace): Source(kind, namespace, selectors.get(kind, SERVICE_LABEL))
             for kind in CACHED
+            if kind not in GRANTED or getattr(settings, GRANTED[kind])
             for namespace in settings.watch_namespaces or (None,)
         }
 

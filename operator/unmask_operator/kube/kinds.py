@@ -53,6 +53,7 @@ LEASES = ApiKind("coordination.k8s.io/v1", "Lease", "leases")
 EVENTS = ApiKind("events.k8s.io/v1", "Event", "events")
 REVISIONS = ApiKind("apps/v1", "ControllerRevision", "controllerrevisions")
 POD_MONITORS = ApiKind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
+SCALED_OBJECTS = ApiKind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 
 # The kinds of children. Those of OPTIONAL exist only if their CustomResourceDefinition is installed.
 CHILDREN = (
@@ -65,8 +66,11 @@ CHILDREN = (
     ApiKind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
     ApiKind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     POD_MONITORS,
+    SCALED_OBJECTS,
 )
-OPTIONAL = (POD_MONITORS,)
+OPTIONAL = (POD_MONITORS, SCALED_OBJECTS)
+# Kinds that the operator may read and write only if the chart grants it, by the setting that says so.
+GRANTED = {SCALED_OBJECTS: "keda"}
 
 CACHED = (DLMS, PODS, *CHILDREN)  # the kinds that are listed and watched
 _BY_NAME = {(k.api_version, k.kind): k for k in (*CACHED, NODES, EVENTS)}

@@ -81,6 +81,7 @@ class Observed:
     adapters: Mapping[str, Mapping[str, Adapter]] = field(default_factory=dict)
     pod_events: Mapping[str, Sequence[PodEvent]] = field(default_factory=dict)
     decision: Decision | None = None
+    longest_load: float = 0.0  # longest model load time of the Ready pods, in seconds
     # Error messages of the API server: for children that it rejected (in a dry run or a write), and for children whose
     # write failed otherwise, such as while an admission webhook is unavailable.
     refusals: Mapping[Ref, str] = field(default_factory=dict)

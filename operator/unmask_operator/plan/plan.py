@@ -7,6 +7,7 @@ from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.spec import CHILD_OF
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.plan.adoption import adopted_revision, is_orphan, owner_reference
+from unmask_operator.plan.keda import scale_down_seconds, waits_for_deletion
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render import render
 from unmask_operator.render.adapters import follows
@@ -26,6 +27,18 @@ from unmask_operator.settings import Settings
 CONFLICT_SECONDS = 30.0  # requeue period: no watch covers objects of other owners
 NODES_SECONDS = 30.0  # requeue period: nodes are listed, not watched
 MISSING_CRD = "MissingCRD"  # a condition's reason
+# The kinds that may be absent: their entry of `Observed.apis`, the condition that says so, the field, the
+# CustomResourceDefinition, and what installs it.
+_OPTIONAL = {
+    "PodMonitor": (
+        *(PODMONITOR, "UpToDate", "spec.monitoring.podMonitor"),
+        *("podmonitors.monitoring.coreos.com", "the Prometheus operator"),
+    ),
+    "ScaledObject": (
+        *("keda.sh/v1alpha1/ScaledObject", "ScalingReady", "spec.autoscaling.provider"),
+        *("scaledobjects.keda.sh", "KEDA"),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -177,22 +190,37 @@ def _children(
 ) -> tuple[list[Obj], tuple[Problem, ...]]:
     """Returns the children to write, and a problem for each child whose kind the cluster lacks."""
     children, problems = [], []
-    left = {CHILD_OF.get(section) for section in resource.unread}
-    for child in render(resource, settings, revision, _commits(observed, revision)):
-        if child["kind"] in left:
+    left = _kinds_left(resource)
+    rendered = render(resource, settings, revision, _commits(observed, revision), scale_down_seconds(observed))
+    for child in rendered:
+        if child["kind"] in left or waits_for_deletion(child, observed):
             continue
         if child["kind"] == "Deployment" and "rolloutStrategy" in resource.unread:
             live = observed.children.get(Ref.of(child), child)["spec"]
             child["spec"] = {**child["spec"], "strategy": live.get("strategy", child["spec"]["strategy"])}
-        if child["kind"] == "PodMonitor" and PODMONITOR not in observed.apis:
-            sentence = (
-                "spec.monitoring.podMonitor: the CustomResourceDefinition podmonitors.monitoring.coreos.com is not "
-                "installed; install the Prometheus operator or remove the field"
-            )
-            problems.append(Problem("UpToDate", MISSING_CRD, sentence))
+        if problem := _unavailable(child["kind"], observed, settings):
+            problems.append(problem)
         else:
             children.append(_owned(child, resource))
     return children, tuple(problems)
+
+
+def _unavailable(kind: str, observed: Observed, settings: Settings) -> Problem | None:
+    """Returns why a child of this kind cannot be written, or None."""
+    api, condition, field, crd, installer = _OPTIONAL.get(kind, ("",) * 5)
+    if kind == "ScaledObject" and not settings.keda:
+        sentence = f"{field}: the operator has no rights for ScaledObjects; set keda.enabled of its chart"
+        return Problem(condition, "KEDADisabled", sentence)
+    if not api or api in observed.apis:
+        return None
+    sentence = f"{field}: the CustomResourceDefinition {crd} is not installed; install {installer} or remove the field"
+    return Problem(condition, MISSING_CRD, sentence)
+
+
+def _kinds_left(resource: DiffusionLMService) -> set[str | None]:
+    """Returns the kinds of children that stay as they are, because their section cannot be read."""
+    kinds = {CHILD_OF.get(section) for section in resource.unread}
+    return kinds | {"ScaledObject"} if "autoscaling" in resource.unread else kinds
 
 
 def _commits(observed: Observed, revision: Revision) -> dict[str, str]:
@@ -265,7 +293,7 @@ def _superfluous(
     templates = [revision.rendered_pod.template for revision in newest_first[:1] if isinstance(revision, Revision)]
     if any(map(follows, (*templates, *observed.pods))):  # even if the section cannot be read
         stay.add(("ConfigMap", adapters_config(resource.name)))
-    left = {CHILD_OF.get(section) for section in resource.unread}
+    left = _kinds_left(resource)
 
     def unwanted(ref: Ref, live: Obj) -> bool:
         metadata = live["metadata"]

@@ -13,6 +13,7 @@ from unmask_operator.render.revision import Revision
 
 DEFAULT = 1  # of spec.replicas in the schema
 HPA_MANAGER = "kube-controller-manager"
+KEDA_MANAGER = "keda"  # the first part of its user agent; a build of another name starts with it
 WINDOW = timedelta(hours=1)
 
 
@@ -51,12 +52,13 @@ def other_scaler(resource: Obj, now: datetime) -> str:
     "": none. `kubectl scale` is a person's.
     """
     provider = ((resource.get("spec") or {}).get("autoscaling") or {}).get("provider", "Builtin")
-    own = (FIELD_MANAGER, HPA_MANAGER) if provider == "HPA" else (FIELD_MANAGER,)
+    own = (FIELD_MANAGER, HPA_MANAGER) if provider in ("HPA", "KEDA") else (FIELD_MANAGER,)
     for owner in owners(resource):
         manager, at = str(owner.get("manager") or ""), str(owner.get("time") or now.isoformat())
         is_person = manager == "kubectl" or manager.startswith("kubectl-")
+        is_own = manager in own or (provider == "KEDA" and manager.startswith(KEDA_MANAGER))
         recent = now - datetime.fromisoformat(at) < WINDOW
-        if owner.get("subresource") == "scale" and manager not in own and not is_person and recent:
+        if owner.get("subresource") == "scale" and not is_own and not is_person and recent:
             return manager
     return ""
 

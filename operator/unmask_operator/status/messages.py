@@ -12,6 +12,7 @@ def rows(table: str) -> dict[str, str]:
 MESSAGES = rows("""
 Ready: the service takes requests
 Serving: at least one pod takes requests
+Asleep: the autoscaler has scaled the service to 0 replicas because it is idle; a request wakes it
 Scheduled: every pod has a node
 Loaded: the model is loaded
 KeyRequired: clients need a key of spec.auth

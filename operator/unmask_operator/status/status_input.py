@@ -43,6 +43,12 @@ class StatusInput:
         return self.suspended or self.desired == 0
 
     @property
+    def asleep(self) -> bool:
+        """Whether the autoscaler has scaled the resource to 0, from where requests wake it."""
+        scaling = section(self.spec, "autoscaling")
+        return bool(self.deployment) and scaling.get("minReplicas") == 0 and self.desired == 0 and not self.suspended
+
+    @property
     def paused(self) -> str:
         """A message for a paused Deployment, with the command that resumes it; "" for others."""
         if section(self.deployment, "spec").get("paused") is not True:

@@ -56,6 +56,9 @@ def _events(old: Obj, new: Obj) -> Iterator[Event]:
     for condition in new["conditions"]:
         was = before.get(condition["type"], {"status": "Unknown", "reason": ""})
         flipped, status, reason = was["status"] != condition["status"], condition["status"], condition["reason"]
+        if (condition["type"], reason) == ("Ready", "Asleep") and was["reason"] != reason:
+            yield Event("Normal", reason, condition["message"])
+            continue
         if status == "True" and flipped and condition["type"] in EVENT_REASONS:
             yield Event("Normal", EVENT_REASONS[condition["type"]], condition["message"])
         elif status != "True" and (flipped or was["reason"] != reason):

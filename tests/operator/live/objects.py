@@ -7,20 +7,26 @@ from typing import Any
 
 from e2e.cluster import ApiError, Kube
 from tests.operator.samples import resource as sample
-from unmask_operator.kube.kinds import CHILDREN, OPTIONAL
+from unmask_operator.kube.kinds import CHILDREN, OPTIONAL, POD_MONITORS, SCALED_OBJECTS, ApiKind
 from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, controller_uid
 
 Obj = dict[str, Any]
 ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-# A CRD with the kind of the Prometheus operator's, without a schema.
-NAMES = {"kind": "PodMonitor", "plural": "podmonitors", "singular": "podmonitor", "listKind": "PodMonitorList"}
-SERVED = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": ANYTHING}}
-POD_MONITOR_CRD = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "podmonitors.monitoring.coreos.com"},
-    "spec": {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": NAMES, "versions": [SERVED]},
-}
+
+
+def definition(kind: ApiKind) -> Obj:
+    """Returns a CustomResourceDefinition of a kind of other projects, without a schema."""
+    names = {"kind": kind.kind, "plural": kind.plural, "singular": kind.kind.lower(), "listKind": f"{kind.kind}List"}
+    version = {"name": kind.resource[1], "served": True, "storage": True, "schema": {"openAPIV3Schema": ANYTHING}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{kind.plural}.{kind.group}"},
+        "spec": {"group": kind.group, "scope": "Namespaced", "names": names, "versions": [version]},
+    }
+
+
+POD_MONITOR_CRD, SCALED_OBJECT_CRD = definition(POD_MONITORS), definition(SCALED_OBJECTS)
 
 
 def demo(namespace: str, name: str = "demo", **spec: Any) -> Obj:

@@ -5,9 +5,16 @@ from typing import Any
 import pytest
 
 from e2e.cluster import ApiServer, Kube
-from e2e.cluster.operator_process import ACCOUNT, OperatorProcess, install, reset_lease
-from tests.operator.live.objects import POD_MONITOR_CRD, accepted, demo, policy, updates, wait_condition
-from tools.permissions import RULES
+from e2e.cluster.operator_process import ACCOUNT, EVERY_RULE, OperatorProcess, install, reset_lease
+from tests.operator.live.objects import (
+    POD_MONITOR_CRD,
+    SCALED_OBJECT_CRD,
+    accepted,
+    demo,
+    policy,
+    updates,
+    wait_condition,
+)
 from unmask_operator.controller.adapters import LIST_HASH
 from unmask_operator.kube.kinds import CHILDREN, ApiKind, kind_of
 from unmask_operator.objects import SERVICE_LABEL
@@ -17,7 +24,7 @@ pytestmark = pytest.mark.cluster
 EVERYTHING = {
     "model": {"uri": "hf://org/name"}, "networkPolicy": {}, "replicas": 2, "monitoring": {"podMonitor": {}},
     "podDisruptionBudget": {"maxUnavailable": 1}, "serviceAccount": {"annotations": {"a": "1"}},
-    "service": {"annotations": {"a": "1"}},
+    "service": {"annotations": {"a": "1"}}, "autoscaling": {"provider": "KEDA", "maxReplicas": 3},
 }  # fmt: skip
 
 
@@ -36,7 +43,8 @@ def used(api: ApiServer, account: str) -> set[str]:
 
 
 def test_the_used_permissions_are_the_granted_ones(api_server: ApiServer, admin: Kube, namespace: str) -> None:
-    admin.define(POD_MONITOR_CRD)
+    for definition in (POD_MONITOR_CRD, SCALED_OBJECT_CRD):
+        admin.define(definition)
     install(api_server, admin, namespace, [namespace])
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
     admin.delete({**lease, "metadata": {"name": "unmask-operator", "namespace": namespace}})
@@ -54,7 +62,7 @@ def test_the_used_permissions_are_the_granted_ones(api_server: ApiServer, admin:
     events = api_server.requests(account)
     refused = {e["requestURI"] for e in events if e["responseStatus"].get("code") == 403}
     assert refused == set(), log
-    granted = {f"{r.group}/{r.resource} {verb}" for r in RULES for verb in r.verbs}
+    granted = {f"{r.group}/{r.resource} {verb}" for r in EVERY_RULE for verb in r.verbs}
     asked = used(api_server, account)
     assert asked - granted == set()
     # The admission plugin checks the permission to `update` finalizers when a child names its owner.
@@ -88,7 +96,7 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
     # While suspended, the resource needs no budget. The ConfigMap of commits is deleted with the last revision that
     # uses it.
     for obj in stripped:
-        if obj["kind"] in ("NetworkPolicy", "PodMonitor", "PodDisruptionBudget", "ConfigMap"):
+        if obj["kind"] in ("NetworkPolicy", "PodMonitor", "ScaledObject", "PodDisruptionBudget", "ConfigMap"):
             admin.wait(f"no {obj['kind']}", lambda obj=obj: _is_gone(admin, obj))
     first = next(obj for obj in stripped if obj["kind"] == "ControllerRevision")
     admin.wait("the first pin is gone", lambda: _is_gone(admin, first))

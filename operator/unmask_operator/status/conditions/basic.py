@@ -87,6 +87,8 @@ def available(inputs: StatusInput) -> Condition:
         return false("Suspended")
     if inputs.never_created:
         return false("NotAccepted")
+    if inputs.asleep:
+        return true("Asleep")
     if inputs.desired == 0:
         return false("NoReplicas")
     if found := scheduled.obstacle(inputs) or inputs.trouble:
@@ -107,4 +109,4 @@ def ready(inputs: StatusInput, others: Mapping[str, Condition]) -> Condition:
         found = others.get(condition)
         if found and found.status != "True":
             return Condition("False", found.reason, found.message)
-    return true("Ready")
+    return true("Asleep" if inputs.asleep else "Ready")

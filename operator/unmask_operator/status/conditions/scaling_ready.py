@@ -7,7 +7,7 @@ from unmask_operator.objects import condition, section
 from unmask_operator.plan.scalers import other_scaler
 from unmask_operator.render.labels import engine_name
 from unmask_operator.status.condition import Condition, false, true, unknown
-from unmask_operator.status.conditions import scheduled
+from unmask_operator.status.conditions import keda, scheduled
 from unmask_operator.status.status_input import StatusInput
 
 TYPE = "ScalingReady"
@@ -15,13 +15,14 @@ TYPE = "ScalingReady"
 
 def evaluate(inputs: StatusInput) -> Condition | None:
     scaling = section(inputs.spec, "autoscaling")
-    if inputs.desired_zero or inputs.never_created:
+    if (inputs.desired_zero and not inputs.asleep) or inputs.never_created:
         return None
     if unread := inputs.plan.unread.get("autoscaling"):
         return unknown("UnknownValue", error=unread)
     if found := _other_writer(inputs) if scaling else None:
         return found
-    found = (_hpa(inputs) if scaling.get("provider") == "HPA" else _builtin(inputs)) if scaling else None
+    evaluate_provider = {"HPA": _hpa, "KEDA": keda.evaluate}.get(scaling.get("provider", ""), _builtin)
+    found = evaluate_provider(inputs) if scaling else None
     if found and found.status == "False":
         return found
     return (scheduled.obstacle(inputs) if inputs.scaling_up else None) or found

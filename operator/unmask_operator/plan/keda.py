@@ -1,0 +1,41 @@
+"""Plans the ScaledObject of a resource: when it may exist, and the default of its scale-down window."""
+
+import math
+
+from unmask_operator.objects import Obj, Ref, number
+from unmask_operator.plan.observed import Observed
+from unmask_operator.render.labels import engine_name
+
+HPA, SCALED_OBJECT = ("autoscaling/v2", "HorizontalPodAutoscaler"), ("keda.sh/v1alpha1", "ScaledObject")
+SCALE_DOWN_SECONDS = 300  # default of Kubernetes
+LONGEST_SECONDS = 3600  # that the API allows
+LOAD_TIME_FACTOR = 2  # as the Builtin autoscaler
+
+
+def waits_for_deletion(child: Obj, observed: Observed) -> bool:
+    """Returns whether the scaler of the previous provider must be gone before `child` is sent.
+
+    KEDA's webhook refuses a ScaledObject while a HorizontalPodAutoscaler has the same target, even in a dry run. In the
+    other direction two HorizontalPodAutoscalers would scale the resource.
+    """
+    name = engine_name(observed.name)
+    if Ref.of(child) in observed.children:
+        return False
+    match child["kind"]:
+        case "ScaledObject":
+            return bool(observed.own(*HPA, name))
+        case "HorizontalPodAutoscaler":
+            return bool(observed.own(*SCALED_OBJECT, name)) or Ref(*HPA, f"keda-hpa-{name}") in observed.children
+    return False
+
+
+def scale_down_seconds(observed: Observed) -> int:
+    """Returns the default stabilization window: at least twice the load time that Ready pods have shown.
+
+    Without a Ready pod it is that of the live ScaledObject.
+    """
+    if not observed.longest_load:
+        live = observed.own(*SCALED_OBJECT, engine_name(observed.name))
+        return number(live.get("spec"), "cooldownPeriod", SCALE_DOWN_SECONDS)
+    minutes = math.ceil(LOAD_TIME_FACTOR * observed.longest_load / 60)  # whole ones, so that it changes seldom
+    return min(max(60 * minutes, SCALE_DOWN_SECONDS), LONGEST_SECONDS)
