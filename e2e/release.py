@@ -94,7 +94,8 @@ class Release:
 
 def operators(kube: Kube) -> list[Obj]:
     """Returns the operator's pods."""
-    return kube.list("v1", "Pod", NAMESPACE, labelSelector=f"app.kubernetes.io/instance={RELEASE}")
+    selector = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/name={RELEASE}"
+    return kube.list("v1", "Pod", NAMESPACE, labelSelector=selector)
 
 
 def leader(kube: Kube) -> Obj | None:

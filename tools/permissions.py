@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from unmask_operator.kube.kinds import CHILDREN, DLMS, EVENTS, GRANTED, LEASES, NODES, OPTIONAL, PODS
+from unmask_operator.kube.kinds import (
+    CHILDREN,
+    DLMS,
+    ENDPOINT_SLICES,
+    EVENTS,
+    GRANTED,
+    LEASES,
+    NODES,
+    OPTIONAL,
+    PODS,
+)
 from unmask_operator.objects import GROUP, PLURAL
 
 
@@ -87,7 +97,28 @@ ADOPTION_RULES = tuple(
 )
 
 # Granted only with the chart's value, by the setting of the operator that says so.
-OPTIONAL_RULES = {setting: (_CHILD_RULES[kind],) for kind, setting in GRANTED.items()}
+OPTIONAL_RULES = {
+    **{setting: (_CHILD_RULES[kind],) for kind, setting in GRANTED.items()},
+    "activator": (
+        _CHILD_RULES[ENDPOINT_SLICES],
+        _rule(
+            ENDPOINT_SLICES.group,
+            "endpointslices/restricted",
+            "create",
+            "OpenShift refuses the addresses of pods in an EndpointSlice without it",
+        ),
+        _rule(
+            ENDPOINT_SLICES.group, ENDPOINT_SLICES.plural, "list", "the addresses of the activator's pods", scope="own"
+        ),
+    ),
+}
+
+# Permissions of the activator's own service account.
+ACTIVATOR_RULES = (
+    _rule(DLMS.group, DLMS.plural, "list watch", "the services that scale to zero, and their ports"),
+    _rule(GROUP, f"{PLURAL}/scale", "patch", "adds the first replica when a request arrives"),
+    _rule(ENDPOINT_SLICES.group, ENDPOINT_SLICES.plural, "list", "the pods that take the held requests"),
+)
 
 # Granted only with rbac.readNodes of the chart (settings.read_nodes).
 NODE_RULE = _rule(

@@ -132,6 +132,12 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "resources",
         ),
         Rule(
+            "!has(self.autoscaling) || !has(self.autoscaling.zero) || !has(self.networkPolicy) || "
+            "!has(self.networkPolicy.from) || size(self.networkPolicy.from) == 0",
+            "must be empty with autoscaling.zero, because the activator forwards requests of every pod; use auth",
+            "networkPolicy.from",
+        ),
+        Rule(
             "!has(self.image) || self.image.contains('@sha256:') || "
             f"(self.image.matches('{_TAGGED}') && !self.image.endsWith(':latest'))",
             "needs a tag other than latest, or a digest, so that all pods run the same image",
@@ -241,9 +247,15 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
         ),
         Rule(
             "!has(self.minReplicas) || self.minReplicas > 0 || "
-            "(has(self.keda) && has(self.keda.triggers) && size(self.keda.triggers) > 0)",
-            "must be at least 1 without keda.triggers, because nothing would wake the service",
+            "has(self.zero) || (has(self.keda) && has(self.keda.triggers) && size(self.keda.triggers) > 0)",
+            "must be at least 1 without zero or keda.triggers, because nothing would wake the service",
             "minReplicas",
+        ),
+        Rule(
+            "!has(self.zero) || ((!has(self.provider) || self.provider == 'Builtin') && "
+            "has(self.minReplicas) && self.minReplicas == 0)",
+            "needs provider Builtin and minReplicas 0; set them or remove it",
+            "zero",
         ),
     ),
     Service: (

@@ -61,6 +61,12 @@ class AutoscalingStatus(Section):
     reason: Annotated[str, Field(max_length=TEXTS["autoscaling"]["reason"])] | None = Field(
         default=None, description="Reason of the decision."
     )
+    asleep: bool | None = Field(
+        default=None, description="True while the service has 0 replicas and the activator takes its requests."
+    )
+    activator_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        default=None, description="Port on which the activator takes the requests of the service."
+    )
 
 
 class ModelStatus(Section):

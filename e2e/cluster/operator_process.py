@@ -19,11 +19,12 @@ from e2e.cluster.kube import ApiError, Kube
 from e2e.cluster.process import free_ports
 from tests.wait import TIMEOUT, wait_until
 from tests.written import written
-from tools.permissions import NODE_RULE, OPTIONAL_RULES, RULES, Rule
+from tools.permissions import ACTIVATOR_RULES, NODE_RULE, OPTIONAL_RULES, RULES, Rule
 from unmask_operator.objects import API_VERSION, KIND
 
 ROOT = Path(__file__).parents[2]
 ACCOUNT = "unmask-operator"
+ACTIVATOR = "unmask-activator"  # its Service and service account
 RBAC = "rbac.authorization.k8s.io"
 CRDS = ROOT / "crds"
 EVERY_RULE = (*RULES, *(rule for rules in OPTIONAL_RULES.values() for rule in rules))
@@ -114,6 +115,22 @@ def wait_owners(api: ApiServer, own: str, namespace: str) -> None:
         operator.close()
 
 
+def activator_pod(kube: Kube, own: str, address: str = "192.0.2.1") -> None:
+    """Creates the EndpointSlice of a Ready pod of the activator, from which the operator reads the address."""
+    metadata = {"name": ACTIVATOR, "namespace": own, "labels": {"kubernetes.io/service-name": ACTIVATOR}}
+    endpoints = [{"addresses": [address], "conditions": {"ready": True}}]
+    kube.create(
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": metadata,
+            "addressType": "IPv4",
+            "endpoints": endpoints,
+            "ports": [],
+        }
+    )
+
+
 class OperatorProcess:
     """Runs `python -m unmask_operator` with the service account of `install`.
 
@@ -124,6 +141,8 @@ class OperatorProcess:
             machine.
         settings: further settings, as in the fields of `Settings`.
     """
+
+    account = ACCOUNT
 
     def __init__(
         self,
@@ -136,7 +155,7 @@ class OperatorProcess:
         **settings: str,
     ) -> None:
         self._command = [sys.executable, "-m", "unmask_operator" if own_limits else "e2e.cluster.operator_main"]
-        self.kubeconfig = api.service_account_kubeconfig(own, ACCOUNT)
+        self.kubeconfig = api.service_account_kubeconfig(own, self.account)
         (self.port,) = free_ports(1)
         prefix = "UNMASK_OPERATOR_"
         self._environment = {
@@ -152,6 +171,7 @@ class OperatorProcess:
             f"{prefix}PORT": str(self.port),
             f"{prefix}READ_NODES": "true",
             f"{prefix}KEDA": "true",
+            f"{prefix}ACTIVATOR": ACTIVATOR,
             f"{prefix}LOG_FORMAT": "json",
             **{f"{prefix}{setting.upper()}": value for setting, value in settings.items()},
         }
@@ -227,6 +247,19 @@ class OperatorProcess:
 
     def log(self) -> str:
         return written(self._log)
+
+
+class ActivatorProcess(OperatorProcess):
+    """Runs `python -m unmask_operator.activator` with an account that has the rights of `ACTIVATOR_RULES` alone."""
+
+    account = ACTIVATOR
+
+    def __init__(self, api: ApiServer, kube: Kube, own: str) -> None:
+        kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACTIVATOR, "namespace": own}})
+        subject = {"kind": "ServiceAccount", "name": ACTIVATOR, "namespace": own}
+        _bind(kube, "Role", ACTIVATOR, own, ACTIVATOR_RULES, subject)
+        super().__init__(api, own, [own])
+        self._command[-1] = "unmask_operator.activator"
 
 
 def cluster_wide(api_server: ApiServer, admin: Kube) -> Iterator[OperatorProcess]:

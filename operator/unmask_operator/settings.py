@@ -36,6 +36,9 @@ class Settings:
     image_pull_secrets: tuple[str, ...] = ()  # names of Secrets for all engine pods
     read_nodes: bool = False  # whether the chart grants the permission
     keda: bool = False  # whether the chart grants the permissions on ScaledObjects
+    activator: str = ""  # the activator's Service in the operator's namespace; "": none
+    # Labels of the activator's pods, which NetworkPolicies of services with spec.autoscaling.zero admit.
+    activator_selector: Mapping[str, str] = field(default_factory=dict)
     # Variables of all engines, such as proxies and HF_ENDPOINT.
     engine_env: Mapping[str, str] = field(default_factory=dict)
     engine_node_selector: Mapping[str, str] = field(default_factory=lambda: {"kubernetes.io/os": "linux"})

@@ -19,7 +19,7 @@ _REQUIRED: dict[str, Any] = {
 
 
 # Members that a section of spec.autoscaling needs beside it.
-_BESIDE: dict[str | int, Any] = {"keda": {"provider": "KEDA"}}
+_BESIDE: dict[str | int, Any] = {"keda": {"provider": "KEDA"}, "zero": {"minReplicas": 0}}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from runtime.server.metrics import RequestMetrics
 from tests.operator.chart_samples import ALL, DIGEST, PEERS, TOLERATIONS, container, one, settings
 from tests.operator.helm import CHART, CHARTS, CRDS, render, render_crds
 from tools.permissions import ADOPTION_RULES, NODE_RULE, OPTIONAL_RULES, RULES, missing, unused
+from unmask_operator.activator.metrics import Metrics as ActivatorMetrics
 from unmask_operator.kube.cache import Cache
 from unmask_operator.metrics import Metrics as OperatorMetrics
 from unmask_operator.settings import VERSION, Settings
@@ -180,7 +181,8 @@ def test_only_peers_in_the_values_can_reach_the_operators_metrics():
 
 def existing_metrics():
     operator = generate_latest(OperatorMetrics(Cache(), lambda: 0).registry).decode()
-    text = operator + EngineMetrics("m", RequestMetrics()).text().decode()
+    activator = generate_latest(ActivatorMetrics().registry).decode()
+    text = operator + activator + EngineMetrics("m", RequestMetrics()).text().decode()
     histograms = re.findall(r"^# TYPE (\w+) histogram", text, re.MULTILINE)
     parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
     return parts | set(re.findall(r"^(?:# TYPE )?(unmask_\w+)", text, re.MULTILINE))

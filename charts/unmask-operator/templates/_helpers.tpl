@@ -25,6 +25,19 @@ app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
+{{/* Name of the activator's objects, and the selector of its pods. */}}
+{{- define "unmask.activator" -}}
+{{- printf "%s-activator" (include "unmask.fullname" .) -}}
+{{- end -}}
+{{- define "unmask.activatorSelector" -}}
+app.kubernetes.io/name: {{ printf "%s-activator" (.Values.nameOverride | default .Chart.Name) | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end -}}
+{{- define "unmask.activatorLabels" -}}
+{{- $own := merge (include "unmask.activatorSelector" . | fromYaml) (dict "app.kubernetes.io/component" "activator") -}}
+{{- merge $own (include "unmask.labels" . | fromYaml) | toYaml -}}
+{{- end -}}
+
 {{- define "unmask.labels" -}}
 {{ include "unmask.selector" . }}
 app.kubernetes.io/component: operator

@@ -44,6 +44,14 @@
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]
   verbs: [get, list, create, patch, delete]
+{{- if (.Values.activator).enabled }}
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices/restricted]
+  verbs: [create]
+{{- end }}
 {{- if (.Values.keda).enabled }}
 - apiGroups: [keda.sh]
   resources: [scaledobjects]
@@ -60,6 +68,19 @@
   verbs: [create, list]
 {{- end -}}
 
+{{/* Permissions of the activator in watched namespaces. */}}
+{{- define "unmask.activatorRules" -}}
+- apiGroups: [serving.unmask.dev]
+  resources: [diffusionlmservices]
+  verbs: [list, watch]
+- apiGroups: [serving.unmask.dev]
+  resources: [diffusionlmservices/scale]
+  verbs: [patch]
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [list]
+{{- end -}}
+
 {{/* Permissions in the operator's namespace: its Lease and its Deployment. `create` cannot be limited by resourceNames. */}}
 {{- define "unmask.ownRules" -}}
 - apiGroups: [coordination.k8s.io]
@@ -73,6 +94,11 @@
   resources: [deployments]
   resourceNames: [{{ include "unmask.fullname" . | quote }}]
   verbs: [get]
+{{- if (.Values.activator).enabled }}
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [list]
+{{- end }}
 {{- end -}}
 
 {{/* Cluster-scoped permissions of rbac.readNodes, used while a pod is unschedulable. */}}

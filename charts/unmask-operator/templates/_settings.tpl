@@ -8,6 +8,10 @@ READ_NODES: {{ and (include "unmask.isOn" (.Values.rbac).create) (include "unmas
 {{- if (.Values.keda).enabled }}
 KEDA: "true"
 {{- end }}
+{{- if (.Values.activator).enabled }}
+ACTIVATOR: {{ include "unmask.activator" . | quote }}
+ACTIVATOR_SELECTOR: {{ include "unmask.lines" (include "unmask.activatorSelector" . | fromYaml) | quote }}
+{{- end }}
 LOG_LEVEL: {{ (.Values.log).level | default "info" }}
 LOG_FORMAT: {{ (.Values.log).format | default "json" }}
 {{- with .Values.watchNamespaces }}

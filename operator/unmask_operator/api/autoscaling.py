@@ -8,6 +8,7 @@ from unmask_operator.api.base import Free, Section
 
 POLLING_SECONDS = 5
 KEDA_POLLING_SECONDS = 15
+ACTIVATOR_PORTS = range(20_000, 30_000)  # of the activator, one per service that scales to zero
 # Target -> the runtime's gauge that measures it, and the factor from the gauge's unit to the target's.
 GAUGES = {
     "queuedRequestsPerReplica": ("unmask_requests_waiting", 1),
@@ -76,6 +77,17 @@ class Keda(Section):
     """Number of replicas after three failed polls of a trigger. Default: replicas stay as they are."""
 
 
+class Zero(Section):
+    """Scale to zero by the Builtin provider. The activator of the operator's chart holds requests meanwhile."""
+
+    idle_seconds: Annotated[int, Field(ge=60, le=86_400)] = 300
+    """Seconds without a request after which the service is scaled to 0."""
+    hold_seconds: Annotated[int, Field(ge=1, le=3600)] = 120
+    """Seconds for which a request waits for a pod. It is answered with 503 afterwards."""
+    max_held_requests: Annotated[int, Field(ge=1, le=1000)] = 100
+    """Maximum number of requests that each pod of the activator holds. Others are answered with 429."""
+
+
 class Autoscaling(Section):
     """Automatic scaling of `spec.replicas`, enabled if present."""
 
@@ -84,7 +96,7 @@ class Autoscaling(Section):
     it requires a custom-metrics adapter. KEDA: a ScaledObject sets replicas; it requires KEDA, and keda.enabled of the
     operator's chart."""
     min_replicas: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Minimum number of replicas. 0 only with keda.triggers."""
+    """Minimum number of replicas. 0 only with zero or keda.triggers."""
     max_replicas: _Replicas
     """Maximum number of replicas."""
     targets: Targets = Targets()
@@ -98,3 +110,6 @@ class Autoscaling(Section):
     )
     keda: Keda | None = None
     """Settings of provider KEDA."""
+    zero: Zero | None = None
+    """Scales an idle service to 0 if present ({} is enough), and back when a request arrives. Only with Builtin and
+    minReplicas 0. Requires activator.enabled of the operator's chart."""

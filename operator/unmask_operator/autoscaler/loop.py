@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from unmask_operator.autoscaler import idle
 from unmask_operator.autoscaler.decide import decide
 from unmask_operator.autoscaler.history import History, Reading, Sample
+from unmask_operator.autoscaler.idle import Idleness, Routing
 from unmask_operator.autoscaler.rules import Rules
 from unmask_operator.objects import Key, Obj, section
 from unmask_operator.plan.observed import Decision
@@ -35,10 +37,12 @@ class Autoscaler:
     decided: Callable[[Key], None]  # called after a change of the decision, to update the status
     scrape: Scrape  # IP addresses by pod, targets -> (readings, failures), see `scrape.scrape`
     now: Callable[[], datetime]  # the clock (UTC)
+    routing: Callable[[Key], Routing] = lambda key: Routing()  # the state of the activator for a resource
 
     def __post_init__(self) -> None:
         self._histories: dict[Key, History] = {}
         self._decisions: dict[Key, Decision] = {}
+        self._idle: dict[Key, Idleness] = {}  # of resources that scale to zero
         self._due: dict[Key, datetime] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}  # scrapes in progress
 
@@ -72,11 +76,12 @@ class Autoscaler:
             if found is not None and not resource["metadata"].get("deletionTimestamp"):
                 rules[key], resources[key] = found, resource
         for gone in set(self._histories) - set(rules):
-            for memory in (self._histories, self._decisions, self._due):
+            for memory in (self._histories, self._decisions, self._idle, self._due):
                 memory.pop(gone, None)
         start = self.now()
         for key in rules:
-            if key not in self._tasks and self._due.get(key, start) <= start:
+            is_due = self._due.get(key, start) <= start or self._was_woken(key, resources[key])
+            if key not in self._tasks and is_due:
                 self._due[key] = start + timedelta(seconds=rules[key].polling)
                 task = asyncio.create_task(self._look(key, resources[key], rules[key]))
                 self._tasks[key] = task
@@ -94,7 +99,8 @@ class Autoscaler:
 
     async def _look(self, key: Key, resource: Obj, rules: Rules) -> None:
         pods = [pod for pod in self.pods(key) if is_live(pod)]
-        readings, failures = await self.scrape(ready_addresses(pods), rules.targets)
+        needed = {*rules.targets, *idle.NEEDED} if rules.zero else rules.targets
+        readings, failures = await self.scrape(ready_addresses(pods), needed)
         fresh = self.resource(key)
         fresh_rules = None if fresh is None else Rules.read(section(fresh, "spec"))
         if fresh is None or fresh_rules is None or fresh["metadata"].get("uid") != resource["metadata"].get("uid"):
@@ -104,7 +110,7 @@ class Autoscaler:
         reported = {pod: reading.get("load_seconds", 0.0) for pod, reading in readings.items()}
         loads = {name(pod): load_seconds(pod, now, reported.get(name(pod), 0.0)) for pod in pods}
         sample = Sample(now, resource["spec"].get("replicas", 1), readings, failures, loads)
-        decision, history = decide(rules, sample, self._histories.get(key, History()))
+        decision, history = self._decide(key, rules, sample)
         old, new = sample.replicas, decision.desired
         if new != old:
             self._decisions[key] = decision  # a reconcile may see the new replicas before this write returns
@@ -119,11 +125,27 @@ class Autoscaler:
                 history = history.scaled(sample.time, new - old)
                 decision = replace(decision, last_scale_time=history.last_scale_time)
         self._histories[key] = history
-        if history.warming_up and decision.healthy and new == old:
+        if history.warming_up and decision.healthy and new == old and not decision.idle:
             return  # no complete sample yet: keep the previous leader's status until the metrics are stale
         if self._decisions.get(key) != decision:
             self._decisions[key] = decision
             self.decided(key)
+
+    def _decide(self, key: Key, rules: Rules, sample: Sample) -> tuple[Decision, History]:
+        """Decides by load, and then whether an idle resource has no replicas."""
+        history, awake = self._histories.get(key, History()), None
+        if rules.zero is None or sample.replicas:
+            awake, history = decide(rules, sample, history)
+            if rules.zero is None:
+                return awake, history
+        routing = self.routing(key)
+        self._idle[key] = self._idle.get(key, Idleness()).with_sample(sample, rules.polling, routing)
+        return idle.decide(rules.zero, sample, self._idle[key], routing, awake), history
+
+    def _was_woken(self, key: Key, resource: Obj) -> bool:
+        """Returns whether the activator has added a replica since the last decision."""
+        decision = self._decisions.get(key)
+        return bool(decision and decision.idle and not decision.desired and resource["spec"].get("replicas"))
 
 
 def ready_addresses(pods: Sequence[Obj]) -> dict[str, str]:

@@ -8,7 +8,14 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from unmask_operator.api.autoscaling import DEFAULT_TARGETS, POLLING_SECONDS, Autoscaling, Behavior, ScalingRules
+from unmask_operator.api.autoscaling import (
+    DEFAULT_TARGETS,
+    POLLING_SECONDS,
+    Autoscaling,
+    Behavior,
+    ScalingRules,
+    Zero,
+)
 from unmask_operator.autoscaler.history import History
 
 TOLERANCE = 0.1  # relative deviation from the target without scaling; the HPA controller's default
@@ -56,6 +63,7 @@ class Rules:
     # Its window is the stable window, which a long model load time extends.
     down: Direction = DOWN
     polling: float = POLLING_SECONDS  # seconds between samples
+    zero: Zero | None = None  # scale to zero; `minimum` is 1 then
 
     def clamp(self, replicas: int) -> int:
         return min(max(replicas, self.minimum), self.maximum)
@@ -75,12 +83,13 @@ class Rules:
             return None
         behavior = scaling.behavior or Behavior()
         return cls(
-            scaling.min_replicas,
+            max(scaling.min_replicas, 1),
             max(scaling.min_replicas, scaling.max_replicas),
             scaling.targets.model_dump(by_alias=True, exclude_none=True) or DEFAULT_TARGETS,
             Direction.read(behavior.scale_up, UP),
             Direction.read(behavior.scale_down, DOWN),
             scaling.polling_interval_seconds or POLLING_SECONDS,
+            scaling.zero,
         )
 
 

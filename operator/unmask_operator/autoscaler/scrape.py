@@ -1,6 +1,8 @@
 """Scrapes the load of Ready pods from ``/metrics``."""
 
 import asyncio
+import math
+import re
 from collections.abc import Collection, Mapping
 
 import aiohttp
@@ -11,6 +13,8 @@ from unmask_operator.pod_http import PODS_AT_ONCE, PODS_PER_SERVICE, TIMEOUT_SEC
 from unmask_operator.render.labels import PORT
 
 LONGEST_VALUE = 64  # characters of a gauge's value
+FINISHED = "finished"  # a target: the number of requests that the pod has finished
+_FINISHED = re.compile(r"^unmask_requests_total\{[^}\n]{0,512}\} (\S{1,64})", re.MULTILINE)
 LARGEST_LOAD = 1e12  # value of a gauge; the sum over all pods of a service stays finite
 
 
@@ -26,13 +30,13 @@ def parse(text: str, targets: Collection[str]) -> Reading:
         targets: The targets whose gauges are required.
 
     Returns:
-        The load by target, for each gauge in the text.
+        The load by target, for each gauge in the text, and the number of finished requests if it is a target.
 
     Raises:
         ScrapeError: The gauge of a target is missing or has an invalid value.
     """
     text = "\n" + text
-    reading = {}
+    reading = {FINISHED: float(sum(map(_number, _FINISHED.findall(text))))} if FINISHED in targets else {}
     for target, (gauge, unit) in {**GAUGES, **EXTRA_GAUGES}.items():
         try:
             reading[target] = _load(gauge, text) * unit
@@ -40,6 +44,14 @@ def parse(text: str, targets: Collection[str]) -> Reading:
             if target in targets:
                 raise
     return reading
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        return 0.0
+    return number if math.isfinite(number) else 0.0
 
 
 def _load(gauge: str, text: str) -> float:

@@ -166,6 +166,8 @@ class Applier:
             outcome.failed(ref, error)
             return False
         self.count("delete")
+        if ref.kind == "EndpointSlice":  # no watch reports it, and nothing delays its deletion
+            self.cache.delete(kind, outcome.observed.children[ref])
         self.conflicts.note_delete(ref)
         outcome.writes += 1
         return True

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from unmask_operator.autoscaler.loop import Autoscaler
 from unmask_operator.autoscaler.scrape import scrape
+from unmask_operator.controller.activators import Activators
 from unmask_operator.controller.cold_starts import ColdStarts
 from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.controller.nodes import Nodes
@@ -68,6 +69,7 @@ class Manager:
             phase_reported=lambda key, uid, phase: self._cold_starts.phase_reported(key, uid, phase, datetime.now(UTC)),
         )
         self._pod_events = PodEvents(client, cache.all_pods, queue.add)
+        self._activators = Activators(client, settings, cache.resources, cache.children, queue.add)
         self._autoscaler: Autoscaler | None = None
         self._reconciler = Reconciler(client, cache, settings, self._observe, metrics)
 
@@ -77,7 +79,14 @@ class Manager:
             poll = functools.partial(scrape, session, slots=self._slots)
             cache, now = self._cache, functools.partial(datetime.now, UTC)
             self._autoscaler = Autoscaler(
-                self._synced_resources, cache.resource, cache.pods, self._scale, self._queue.add, poll, now
+                self._synced_resources,
+                cache.resource,
+                cache.pods,
+                self._scale,
+                self._queue.add,
+                poll,
+                now,
+                self._activators.routing,
             )
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._resync.run())
@@ -87,6 +96,7 @@ class Manager:
                 group.create_task(_every(REQUEUE_ALL_SECONDS, self._requeue_all))
                 group.create_task(_every(POLL_SECONDS, functools.partial(self._pod_progress.poll, session)))
                 group.create_task(_every(POLL_SECONDS, self._pod_events.poll))
+                group.create_task(_every(POLL_SECONDS, self._activators.poll))
                 group.create_task(self._autoscaler.run())
                 await self._discovered()
                 await self._watch(self._events, self._resync)
@@ -144,6 +154,7 @@ class Manager:
             adapters=self._pod_progress.adapters,
             pod_events=self._pod_events.events,
             decision=self._autoscaler.decision(key) if self._autoscaler else None,
+            activator=await self._activators.observe(key, resource),
             longest_load=max((load_seconds(pod, now) for pod in pods if is_ready(pod)), default=0.0),
         )
 

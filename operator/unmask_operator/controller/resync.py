@@ -14,10 +14,21 @@ from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import CACHED, DLMS, GRANTED, OPTIONAL, PODS, REVISIONS, ApiKind, kind_of
+from unmask_operator.kube.kinds import (
+    CACHED,
+    DLMS,
+    ENDPOINT_SLICES,
+    GRANTED,
+    OPTIONAL,
+    PODS,
+    REVISIONS,
+    ApiKind,
+    kind_of,
+)
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import SERVICE_LABEL, Key, Obj
 from unmask_operator.plan.plan import MISSING_CRD
+from unmask_operator.render.activator import OWN_SLICES
 from unmask_operator.settings import Settings
 
 # A namespace is synced once these were listed in it. If a child of another kind is missing from the cache, its create
@@ -65,7 +76,7 @@ class Resync:
         self._synced: set[str | None] = set()  # namespaces that were synced once; None: all namespaces
         self.synced = asyncio.Event()  # set once all lists were tried and a namespace is synced
         self.apis: frozenset[str] = frozenset()  # the kinds of OPTIONAL that the API server serves (ApiKind.api)
-        selectors = {DLMS: ",".join(settings.watch_selector)}
+        selectors = {DLMS: ",".join(settings.watch_selector), ENDPOINT_SLICES: f"{SERVICE_LABEL},{OWN_SLICES}"}
         self._sources = {
             kind.path(namespace): Source(kind, namespace, selectors.get(kind, SERVICE_LABEL))
             for kind in CACHED

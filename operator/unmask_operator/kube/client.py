@@ -1,10 +1,11 @@
 """Sends requests to the API server with the official client. Objects are dictionaries."""
 
 import asyncio
+import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,6 +104,26 @@ class Client:
     async def _send(
         self, method: str, path: str, params: Mapping[str, str] | None, body: Any, content_type: str, timeout: float
     ) -> Obj:
+        limits = aiohttp.ClientTimeout(total=timeout)
+        async with self._answer(method, path, params, body, content_type, limits) as answer:
+            content = await answer.read()
+        try:
+            parsed: Obj = json.loads(content)
+        except ValueError:
+            raise ApiError(answer.status, "Unreadable", f"{method} {path}: the answer is not JSON") from None
+        return parsed
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        body: Any,
+        content_type: str,
+        timeout: aiohttp.ClientTimeout,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yields the successful answer to a request, whose body may be read while it arrives."""
         api = await self._connect()
         _, url, headers, *_ = await api.param_serialize(
             method,
@@ -114,22 +135,19 @@ class Client:
         if content_type in (YAML, APPLY):
             body = encode(body)
         try:
-            limit = aiohttp.ClientTimeout(total=timeout)
-            answer = await api.call_api(method, url, headers, body, _request_timeout=limit)
-            content = await answer.read()
+            answer = (await api.call_api(method, url, headers, body, _request_timeout=timeout)).response
+            async with answer:
+                refusal = await answer.read() if answer.status >= 400 else None
+                if refusal is None:
+                    yield answer
+                if answer.status < 500:
+                    self.last_answer = time.monotonic()
+                if refusal is not None:
+                    raise api_error(answer.status, refusal, answer.headers)
         except (aiohttp.ClientError, OSError, WriteWithheld) as error:
             if _was_withheld(error):
                 raise ApiError(0, "NotLeading", f"{method} {path}: not sent, because another pod may lead") from None
             raise await self._unanswered(api, method, path, error) from error
-        if answer.status < 500:
-            self.last_answer = time.monotonic()
-        if answer.status >= 400:
-            raise api_error(answer.status, content, answer.headers)
-        try:
-            parsed: Obj = json.loads(content)
-        except ValueError:
-            raise ApiError(answer.status, "Unreadable", f"{method} {path}: the answer is not JSON") from None
-        return parsed
 
     async def _unanswered(self, api: ApiClient, method: str, path: str, error: Exception) -> ApiError:
         if isinstance(error, aiohttp.ClientSSLError) and api is self._api:
@@ -218,6 +236,34 @@ class Client:
             if not meta.get("continue"):
                 return items, int(meta["resourceVersion"])
             continuation = {"continue": meta["continue"]}
+
+    async def watch(
+        self, kind: ApiKind, namespace: str | None, selector: str, version: int, seconds: int, silence: float
+    ) -> AsyncIterator[tuple[str, Obj]]:
+        """Yields the changes of objects since a version: ADDED, MODIFIED, DELETED or BOOKMARK, and the object.
+
+        Args:
+            kind: The kind.
+            namespace: The namespace; None: all.
+            selector: The label selector.
+            version: Resource version of a list or of the last change.
+            seconds: Duration of the watch.
+            silence: Seconds without a change or bookmark after which the watch fails.
+        """
+        path = kind.path(namespace)
+        query = {"watch": "1", "resourceVersion": str(version), "timeoutSeconds": str(seconds)}
+        query |= {"allowWatchBookmarks": "true", **({"labelSelector": selector} if selector else {})}
+        limits = aiohttp.ClientTimeout(total=None, connect=TIMEOUT_SECONDS, sock_read=silence)
+        async with self._answer("GET", path, query, None, JSON, limits) as answer:
+            received = b""
+            async for chunk in answer.content.iter_any():
+                *lines, received = (received + chunk).split(b"\n")
+                for line in lines:
+                    change = json.loads(line)
+                    if change["type"] == "ERROR":
+                        error = change["object"]
+                        raise ApiError(error.get("code") or 0, error.get("reason") or "", error.get("message") or "")
+                    yield change["type"], change["object"]
 
     async def create(self, obj: Obj, dry_run: bool = False) -> Obj:
         """Creates an object with a POST, which fails if the name exists. Unknown fields are refused.
@@ -313,10 +359,13 @@ class Client:
         body = {"metadata": {"uid": meta["uid"], "annotations": dict(annotations)}}
         return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
 
-    async def patch_scale(self, namespace: str, name: str, replicas: int) -> Obj:
-        """Writes the resource's replicas through its scale subresource, as HPA and `kubectl scale` do."""
+    async def patch_scale(self, namespace: str, name: str, replicas: int, version: str = "") -> Obj:
+        """Writes the resource's replicas through its scale subresource, as HPA and `kubectl scale` do.
+
+        ApiError.conflict: the resource does not have this resource version.
+        """
         path = DLMS.path(namespace, name, "scale")
-        body = {"spec": {"replicas": replicas}}
+        body = {"spec": {"replicas": replicas}, **({"metadata": {"resourceVersion": version}} if version else {})}
         return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
 
     async def patch_deployment_scale(self, namespace: str, name: str, uid: str, replicas: int) -> Obj:

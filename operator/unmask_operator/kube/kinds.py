@@ -54,8 +54,10 @@ EVENTS = ApiKind("events.k8s.io/v1", "Event", "events")
 REVISIONS = ApiKind("apps/v1", "ControllerRevision", "controllerrevisions")
 POD_MONITORS = ApiKind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 SCALED_OBJECTS = ApiKind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
+ENDPOINT_SLICES = ApiKind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 
-# The kinds of children. Those of OPTIONAL exist only if their CustomResourceDefinition is installed.
+# The kinds of children. Those of OPTIONAL are listed and not watched: their CustomResourceDefinition may be absent, or
+# the operator has few objects of a kind of which the cluster has many.
 CHILDREN = (
     ApiKind("v1", "Service", "services"),
     ApiKind("v1", "ServiceAccount", "serviceaccounts"),
@@ -67,10 +69,11 @@ CHILDREN = (
     ApiKind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     POD_MONITORS,
     SCALED_OBJECTS,
+    ENDPOINT_SLICES,
 )
-OPTIONAL = (POD_MONITORS, SCALED_OBJECTS)
+OPTIONAL = (POD_MONITORS, SCALED_OBJECTS, ENDPOINT_SLICES)
 # Kinds that the operator may read and write only if the chart grants it, by the setting that says so.
-GRANTED = {SCALED_OBJECTS: "keda"}
+GRANTED = {SCALED_OBJECTS: "keda", ENDPOINT_SLICES: "activator"}
 
 CACHED = (DLMS, PODS, *CHILDREN)  # the kinds that are listed and watched
 _BY_NAME = {(k.api_version, k.kind): k for k in (*CACHED, NODES, EVENTS)}

@@ -2,14 +2,22 @@
 
 import math
 
+from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import Obj, Ref, number
 from unmask_operator.plan.observed import Observed
+from unmask_operator.render.keda import scaled_object
 from unmask_operator.render.labels import engine_name
 
 HPA, SCALED_OBJECT = ("autoscaling/v2", "HorizontalPodAutoscaler"), ("keda.sh/v1alpha1", "ScaledObject")
 SCALE_DOWN_SECONDS = 300  # default of Kubernetes
 LONGEST_SECONDS = 3600  # that the API allows
 LOAD_TIME_FACTOR = 2  # as the Builtin autoscaler
+
+
+def children(resource: DiffusionLMService, observed: Observed) -> list[Obj]:
+    """Returns the ScaledObject of provider KEDA, or nothing."""
+    made = scaled_object(resource, scale_down_seconds(observed))
+    return [made] if made else []
 
 
 def waits_for_deletion(child: Obj, observed: Observed) -> bool:

@@ -44,6 +44,21 @@ class Decision:
     reason: str
     healthy: bool  # False: metrics are missing, as `reason` says
     last_scale_time: datetime | None = None
+    idle: bool = False  # whether the activator gets the requests, before and while there are 0 replicas
+    cause: str = "MetricsMissing"  # reason of ScalingReady if not healthy
+
+
+@dataclass(frozen=True)
+class Activator:
+    """The activator's pods that are Ready, as seen by a resource that scales to zero.
+
+    Attributes:
+        port: on which they accept the requests of the resource.
+        addresses: names of their nodes, by IP address.
+    """
+
+    port: int
+    addresses: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -81,6 +96,7 @@ class Observed:
     adapters: Mapping[str, Mapping[str, Adapter]] = field(default_factory=dict)
     pod_events: Mapping[str, Sequence[PodEvent]] = field(default_factory=dict)
     decision: Decision | None = None
+    activator: Activator | None = None  # None: the resource or the operator has none
     longest_load: float = 0.0  # longest model load time of the Ready pods, in seconds
     # Error messages of the API server: for children that it rejected (in a dry run or a write), and for children whose
     # write failed otherwise, such as while an admission webhook is unavailable.

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.spec import CHILD_OF
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
+from unmask_operator.plan import keda, zero
 from unmask_operator.plan.adoption import adopted_revision, is_orphan, owner_reference
-from unmask_operator.plan.keda import scale_down_seconds, waits_for_deletion
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render import render
 from unmask_operator.render.adapters import follows
@@ -191,9 +191,13 @@ def _children(
     """Returns the children to write, and a problem for each child whose kind the cluster lacks."""
     children, problems = [], []
     left = _kinds_left(resource)
-    rendered = render(resource, settings, revision, _commits(observed, revision), scale_down_seconds(observed))
+    rendered = [
+        *render(resource, settings, revision, _commits(observed, revision)),
+        *keda.children(resource, observed),
+        *zero.children(resource, observed),
+    ]
     for child in rendered:
-        if child["kind"] in left or waits_for_deletion(child, observed):
+        if child["kind"] in left or keda.waits_for_deletion(child, observed):
             continue
         if child["kind"] == "Deployment" and "rolloutStrategy" in resource.unread:
             live = observed.children.get(Ref.of(child), child)["spec"]
@@ -220,7 +224,7 @@ def _unavailable(kind: str, observed: Observed, settings: Settings) -> Problem |
 def _kinds_left(resource: DiffusionLMService) -> set[str | None]:
     """Returns the kinds of children that stay as they are, because their section cannot be read."""
     kinds = {CHILD_OF.get(section) for section in resource.unread}
-    return kinds | {"ScaledObject"} if "autoscaling" in resource.unread else kinds
+    return kinds | {"ScaledObject", "EndpointSlice"} if "autoscaling" in resource.unread else kinds
 
 
 def _commits(observed: Observed, revision: Revision) -> dict[str, str]:

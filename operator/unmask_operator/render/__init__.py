@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import Obj
 from unmask_operator.render import adapters, children
-from unmask_operator.render.keda import scaled_object
 from unmask_operator.render.model import config_map
 from unmask_operator.render.revision import Revision, controller_revision
 from unmask_operator.render.workload import deployment
@@ -13,11 +12,7 @@ from unmask_operator.settings import Settings
 
 
 def render(
-    resource: DiffusionLMService,
-    settings: Settings,
-    revision: Revision,
-    commits: Mapping[str, str],
-    scale_down_seconds: int,
+    resource: DiffusionLMService, settings: Settings, revision: Revision, commits: Mapping[str, str]
 ) -> list[Obj]:
     """Renders all children in creation order: the objects that pods need precede the Deployment.
 
@@ -26,7 +21,6 @@ def render(
         settings: the operator's settings.
         revision: holds the pod template. Its ControllerRevision precedes the Deployment.
         commits: resolved commits of hf:// models, by key.
-        scale_down_seconds: default window of scale-down by KEDA.
     """
     rendered = [
         children.serviceaccount(resource),
@@ -38,7 +32,6 @@ def render(
         deployment(resource, revision.rendered_pod.template),
         children.pdb(resource),
         children.hpa(resource),
-        scaled_object(resource, scale_down_seconds),
         children.podmonitor(resource),
     ]
     return [child for child in rendered if child]

@@ -36,23 +36,31 @@ def service(owner: DiffusionLMService) -> Obj:
 def networkpolicy(resource: DiffusionLMService, settings: Settings) -> Obj | None:
     """Renders the NetworkPolicy; None if the spec has none.
 
-    It restricts ingress only. It admits clients, metrics collectors and the operator, which reads load and progress.
+    It restricts ingress only. It admits clients, metrics collectors, the activator, and the operator, which reads load
+    and progress.
     """
     policy = resource.spec.network_policy
     if policy is None:
         return None
     any_pod: list[Obj] = [{"namespaceSelector": {}}]
-    operator = {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.namespace}},
-        "podSelector": {"matchLabels": dict(settings.operator_selector)},
-    }
+    scaling = resource.spec.autoscaling
+    selectors = [settings.operator_selector]
+    if scaling and scaling.zero and settings.activator_selector:
+        selectors.append(settings.activator_selector)
+    operators = [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.namespace}},
+            "podSelector": {"matchLabels": dict(pods)},
+        }
+        for pods in selectors
+    ]
     # Without defaults, an empty selector stays {}, which selects everything.
     clients = [peer.model_dump(by_alias=True, exclude_defaults=True) for peer in policy.from_] or any_pod
     collectors = [peer.model_dump(by_alias=True, exclude_defaults=True) for peer in policy.metrics_from]
     spec = {
         "podSelector": {"matchLabels": selector(resource.name)},
         "policyTypes": ["Ingress"],
-        "ingress": [{"from": [*clients, operator, *collectors], "ports": [{"protocol": "TCP", "port": PORT}]}],
+        "ingress": [{"from": [*clients, *operators, *collectors], "ports": [{"protocol": "TCP", "port": PORT}]}],
     }
     return child(resource, "networking.k8s.io/v1", "NetworkPolicy", engine_name(resource.name), spec=spec)
 

@@ -55,6 +55,11 @@ def adapters_config(name: str) -> str:
     return f"{name}-adapters"
 
 
+def activator_slice(name: str) -> str:
+    """Returns the name of the EndpointSlice with the activator's addresses. That of IPv6 ends in -ipv6."""
+    return f"{name}-activator"
+
+
 def revision_name(name: str, number: int) -> str:
     """Returns the name of the ControllerRevision with this number."""
     return f"{name}-r{number}"
@@ -67,6 +72,8 @@ def is_own(ref: Ref, name: str) -> bool:
             return ref.name == name
         case "ConfigMap":
             return ref.name in (model_config(name), adapters_config(name))
+        case "EndpointSlice":
+            return ref.name.removesuffix("-ipv6") == activator_slice(name)
         case "ControllerRevision":
             return re.fullmatch(rf"{re.escape(name)}-r[1-9][0-9]*", ref.name) is not None
     return ref.name == engine_name(name)

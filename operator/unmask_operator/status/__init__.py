@@ -168,9 +168,13 @@ def _autoscaling(inputs: StatusInput) -> Obj:
     status: Obj = {member: old[member] for member in ("lastScaleTime", "autoscaling") if member in old}
     if inputs.suspended:
         status.pop("autoscaling", None)
-    decision = inputs.observed.decision
+    decision, activator = inputs.observed.decision, inputs.observed.activator
+    port = {"activatorPort": activator.port} if activator else {}
     if decision is None:
+        if port and not inputs.suspended:
+            status["autoscaling"] = {**status.get("autoscaling", {}), **port}
         return status
     if decision.last_scale_time:
         status["lastScaleTime"] = _stamp(decision.last_scale_time)
-    return {**status, "autoscaling": {"desired": decision.desired, "reason": decision.reason}}
+    asleep = {"asleep": True} if inputs.asleep else {}
+    return {**status, "autoscaling": {"desired": decision.desired, "reason": decision.reason, **asleep, **port}}

@@ -13,6 +13,7 @@ MESSAGES = rows("""
 Ready: the service takes requests
 Serving: at least one pod takes requests
 Asleep: the autoscaler has scaled the service to 0 replicas because it is idle; a request wakes it
+Waking: the activator holds requests until a pod is Ready: {cause}
 Scheduled: every pod has a node
 Loaded: the model is loaded
 KeyRequired: clients need a key of spec.auth

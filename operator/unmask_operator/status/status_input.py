@@ -5,6 +5,7 @@ from typing import Self
 
 from unmask_operator.api.service import without_nulls
 from unmask_operator.objects import TEMPLATE_LABEL, Obj, condition, number, section
+from unmask_operator.plan import zero
 from unmask_operator.plan.observed import Load, Observed
 from unmask_operator.plan.plan import Plan, Problem
 from unmask_operator.render.labels import revision_name
@@ -46,7 +47,14 @@ class StatusInput:
     def asleep(self) -> bool:
         """Whether the autoscaler has scaled the resource to 0, from where requests wake it."""
         scaling = section(self.spec, "autoscaling")
-        return bool(self.deployment) and scaling.get("minReplicas") == 0 and self.desired == 0 and not self.suspended
+        held = "zero" not in scaling or zero.leads_to_activator(self.observed)
+        idle = self.desired == 0 and scaling.get("minReplicas") == 0 and not self.suspended
+        return bool(self.deployment) and idle and held
+
+    @property
+    def waking(self) -> bool:
+        """Whether the activator holds requests until a pod is Ready."""
+        return self.desired > 0 and not self.ready_pods and zero.leads_to_activator(self.observed)
 
     @property
     def paused(self) -> str:

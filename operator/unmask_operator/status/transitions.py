@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 from unmask_operator.objects import Obj
 
 # Reasons of normal operation: a condition that is False for one of them causes no Warning.
 EXPECTED_REASONS = frozenset(
-    ["Pending", "Starting", "Loading", "Progressing", "NoReadyPods", "Waiting", "NoReplicas", "NotAccepted"]
+    ["Pending", "Starting", "Loading", "Progressing", "NoReadyPods", "Waiting", "NoReplicas", "NotAccepted", "Waking"]
 )
 # Reasons of the Events for conditions that become True, by condition type.
 _NAMED_LIKE_THE_CONDITION = ("Accepted", "ModelLoaded", "RolloutComplete", "AdaptersLoaded", "Ready")
@@ -15,6 +16,7 @@ EVENT_REASONS = {**{kind: kind for kind in _NAMED_LIKE_THE_CONDITION}, "ScalingR
 # Reasons of conditions that are False by intent, and the only condition whose Event reports each.
 INTENDED_REASONS = {
     "Suspended": "Ready",
+    "Waking": "Ready",
     "Deleting": "Ready",
     "OperatorUpgraded": "UpToDate",
     "DeploymentPaused": "RolloutComplete",
@@ -32,18 +34,31 @@ class Event:
 def transitions(old: Obj, new: Obj) -> list[Event]:
     """Returns the Events of a change of status.
 
-    Conditions with the same reason cause one Event. When a resource becomes Ready and Available together, the Events of
-    `STEPS` are omitted.
+    Conditions with the same reason cause one Event. When a resource becomes Ready and Available together, or wakes, the
+    Events of `STEPS` are omitted.
     """
     events: dict[tuple[str, str], Event] = {}
     for event in _events(old, new):
         events.setdefault((event.type, event.reason), event)
     if unavailable := events.get(("Warning", "Unavailable")):  # it has the reason and message of another condition
         events = {name: e for name, e in events.items() if f"{e.reason}: {e.message}" != unavailable.message}
-    if ("Normal", "Ready") in events and _became_true("Available", old, new):
+    slept = _reason("Ready", old) in ("Asleep", "Waking")
+    if slept or (("Normal", "Ready") in events and _became_true("Available", old, new)):
         for reason in STEPS:
             events.pop(("Normal", reason), None)
     return list(events.values())
+
+
+def _event_of_success(was: Obj, condition: Obj) -> Event:
+    """Returns the Event of a condition that became True. For Ready after a wake-up it has the seconds since then."""
+    if condition["type"] != "Ready" or was["reason"] != "Waking":
+        return Event("Normal", EVENT_REASONS[condition["type"]], condition["message"])
+    start, end = (datetime.fromisoformat(one["lastTransitionTime"]) for one in (was, condition))
+    return Event("Normal", "Woken", f"a pod is Ready {(end - start).total_seconds():.0f} s after a request arrived")
+
+
+def _reason(kind: str, status: Obj) -> str:
+    return next((str(c["reason"]) for c in status.get("conditions") or () if c["type"] == kind), "")
 
 
 def _became_true(kind: str, old: Obj, new: Obj) -> bool:
@@ -60,7 +75,7 @@ def _events(old: Obj, new: Obj) -> Iterator[Event]:
             yield Event("Normal", reason, condition["message"])
             continue
         if status == "True" and flipped and condition["type"] in EVENT_REASONS:
-            yield Event("Normal", EVENT_REASONS[condition["type"]], condition["message"])
+            yield _event_of_success(was, condition)
         elif status != "True" and (flipped or was["reason"] != reason):
             if reason in INTENDED_REASONS:
                 if condition["type"] == INTENDED_REASONS[reason]:

@@ -15,7 +15,7 @@ from tests.operator.clients import Handler, answer, http_server
 from tests.wait import TIMEOUT
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES
 from unmask_operator.autoscaler.history import Reading
-from unmask_operator.autoscaler.scrape import ScrapeError, parse, scrape
+from unmask_operator.autoscaler.scrape import FINISHED, ScrapeError, parse, scrape
 from unmask_operator.pod_http import PODS_AT_ONCE, PODS_PER_SERVICE
 
 LOADS = {"queuedRequestsPerReplica": 3, "runningRequestsPerReplica": 12, "kvCacheUtilizationPercent": 25}
@@ -30,7 +30,8 @@ OTHERS = "x unmask_requests_waiting 9\nunmask_requests_waiting_total 9\n# unmask
 
 
 def test_the_runtimes_own_metrics_are_read() -> None:
-    metrics = Metrics("m", RequestMetrics())
+    requests = RequestMetrics()
+    metrics = Metrics("m", requests)
     metrics.engine_metrics.live_by_replica, metrics.engine_metrics.max_running_requests = [12], 8
     metrics.load.set(90)
     metrics.record_stats(0, EngineStats(waiting=7, pages_total=8, pages_used=2))
@@ -39,6 +40,11 @@ def test_the_runtimes_own_metrics_are_read() -> None:
     }  # fmt: skip
     metrics.engine_metrics.live_by_replica = [12, 3]  # engines of one pod
     assert parse(metrics.text().decode(), GAUGES)["max_running"] == 16
+    assert parse(metrics.text().decode(), [FINISHED])[FINISHED] == 0
+    for outcome in ("stop", "stop", "refused"):
+        requests.requests.labels(outcome).inc()
+    assert parse(metrics.text().decode(), [FINISHED])[FINISHED] == 3
+    assert parse('unmask_requests_total{a="b"} NaN\nunmask_requests_total{a="c"} x', [FINISHED])[FINISHED] == 0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster import ApiServer, Kube
-from e2e.cluster.operator_process import ACCOUNT, EVERY_RULE, OperatorProcess, install, reset_lease
+from e2e.cluster.operator_process import ACCOUNT, EVERY_RULE, OperatorProcess, activator_pod, install, reset_lease
 from tests.operator.live.objects import (
     POD_MONITOR_CRD,
     SCALED_OBJECT_CRD,
@@ -16,7 +16,7 @@ from tests.operator.live.objects import (
     wait_condition,
 )
 from unmask_operator.controller.adapters import LIST_HASH
-from unmask_operator.kube.kinds import CHILDREN, ApiKind, kind_of
+from unmask_operator.kube.kinds import CHILDREN, ENDPOINT_SLICES, ApiKind, kind_of
 from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = pytest.mark.cluster
@@ -26,6 +26,8 @@ EVERYTHING = {
     "podDisruptionBudget": {"maxUnavailable": 1}, "serviceAccount": {"annotations": {"a": "1"}},
     "service": {"annotations": {"a": "1"}}, "autoscaling": {"provider": "KEDA", "maxReplicas": 3},
 }  # fmt: skip
+
+ASLEEP = {"minReplicas": 0, "maxReplicas": 2, "zero": {}}
 
 
 def used(api: ApiServer, account: str) -> set[str]:
@@ -52,6 +54,7 @@ def test_the_used_permissions_are_the_granted_ones(api_server: ApiServer, admin:
     with OperatorProcess(api_server, namespace, [namespace]) as operator:
         admin.wait("the Lease is made", lambda: admin.find(lease["apiVersion"], lease["kind"], ACCOUNT, namespace))
         reset_lease(admin, namespace)  # a new Lease cannot be acquired immediately
+        activator_pod(admin, namespace)
         one_of_each_kind(admin, namespace)
         a_pod_without_a_word(admin, namespace)
         a_pod_that_follows_a_list(admin, namespace)
@@ -66,7 +69,15 @@ def test_the_used_permissions_are_the_granted_ones(api_server: ApiServer, admin:
     asked = used(api_server, account)
     assert asked - granted == set()
     # The admission plugin checks the permission to `update` finalizers when a child names its owner.
-    unused = granted - asked - {"serving.unmask.dev/diffusionlmservices/finalizers update"}
+    # OpenShift's plugin checks the addresses of EndpointSlices.
+    unused = (
+        granted
+        - asked
+        - {
+            "serving.unmask.dev/diffusionlmservices/finalizers update",
+            "discovery.k8s.io/endpointslices/restricted create",
+        }
+    )
     assert unused == set()
 
 
@@ -77,17 +88,22 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
     scaling = {"provider": "HPA", "maxReplicas": 3, "targets": targets}
     hpa = accepted(admin, demo(namespace, "hpa", autoscaling=scaling))
     # A child without its label is not in the cache, so a create conflicts. The operator reads it and writes it again.
-    kinds = [kind for kind in CHILDREN if kind.kind != "HorizontalPodAutoscaler"]
+    zero = accepted(admin, demo(namespace, "zero", replicas=0, autoscaling=ASLEEP))
+    kinds = [kind for kind in CHILDREN if kind.kind not in ("HorizontalPodAutoscaler", "EndpointSlice")]
     stripped = [obj for kind in kinds for obj in _strip(admin, namespace, kind, "every")]
     assert {obj["kind"] for obj in stripped} == {kind.kind for kind in kinds}
     (hpa_child,) = _strip(admin, namespace, kind_of("autoscaling/v2", "HorizontalPodAutoscaler"), "hpa")
-    for obj in (*stripped, hpa_child):
+    (endpoints,) = _strip(admin, namespace, ENDPOINT_SLICES, "zero")
+    admin.patch(zero, {"spec": {"drainTimeoutSeconds": 61}})  # no watch reports EndpointSlices
+    for obj in (*stripped, hpa_child, endpoints):
         name = obj["metadata"]["name"]
         admin.wait(f"{obj['kind']} {name} has its label again", lambda obj=obj: _is_labelled(admin, obj))
     builtin = {"provider": "Builtin", "minReplicas": 2, "maxReplicas": 3, "targets": targets}
     admin.patch(hpa, {"spec": {"autoscaling": builtin}})  # deletes the HPA; 1 replica is out of bounds
     admin.wait("scaled", lambda: admin.get(hpa["apiVersion"], hpa["kind"], "hpa", namespace)["spec"]["replicas"] == 2)
     admin.wait("no HorizontalPodAutoscaler", lambda: _is_gone(admin, hpa_child))
+    admin.patch(zero, {"spec": {"autoscaling": None}})
+    admin.wait("no EndpointSlice", lambda: _is_gone(admin, endpoints))
     gone = {"model": {"uri": "demo://"}, "networkPolicy": None, "monitoring": None, "replicas": 1, "suspend": True}
     admin.patch(every, {"spec": gone})
     for number in range(5):  # more revisions than are retained, so old ones are deleted

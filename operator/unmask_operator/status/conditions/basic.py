@@ -8,6 +8,7 @@ from unmask_operator.status.condition import Condition, false, sentence, true, u
 from unmask_operator.status.conditions import rollout_complete, scheduled
 from unmask_operator.status.pods import pod_status
 from unmask_operator.status.status_input import StatusInput
+from unmask_operator.status.transitions import EXPECTED_REASONS
 
 TWO_OPERATORS = "TwoOperators"  # a condition's reason
 # Conditions that Ready needs. AdaptersLoaded, ScalingReady, UpToDate, Protected and SettingsConsistent are not among
@@ -93,6 +94,8 @@ def available(inputs: StatusInput) -> Condition:
         return false("NoReplicas")
     if found := scheduled.obstacle(inputs) or inputs.trouble:
         return found
+    if inputs.waking:
+        return false("Waking", cause="no pod is Ready")
     if cause := rollout_complete.unready(inputs):
         return cause
     return false("NoReadyPods")
@@ -108,5 +111,7 @@ def ready(inputs: StatusInput, others: Mapping[str, Condition]) -> Condition:
     for condition in NEEDED:
         found = others.get(condition)
         if found and found.status != "True":
+            if inputs.waking and found.reason in EXPECTED_REASONS:
+                return false("Waking", cause=found.message)
             return Condition("False", found.reason, found.message)
     return true("Asleep" if inputs.asleep else "Ready")

@@ -43,13 +43,13 @@ def _builtin(inputs: StatusInput) -> Condition:
         return _previous_condition(inputs) or unknown("Waiting", "the autoscaler has not read the pods' metrics yet")
     if decision.healthy:
         return true("Active", autoscaler="operator")
-    return false("MetricsMissing", decision.reason)
+    return false(decision.cause, decision.reason)
 
 
 def _previous_condition(inputs: StatusInput) -> Condition | None:
     """Returns the old condition, which is valid until a new leader has its first decision."""
     old = condition(inputs.observed.resource, TYPE)
-    known = old.get("reason") in ("Active", "MetricsMissing")
+    known = old.get("reason") in ("Active", "MetricsMissing", "ActivatorUnavailable")
     return Condition(old["status"], old["reason"], old["message"]) if known else None
 
 
