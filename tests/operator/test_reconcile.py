@@ -11,7 +11,8 @@ from tests.operator.pod_states import RUNNING, SCHEDULED, container, make_pod
 from tests.operator.samples import observe, resource, running
 from unmask_operator.controller.reconciler import Result
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import DLMS
+from unmask_operator.kube.kinds import DLMS, PODS
+from unmask_operator.objects import Ref
 
 SUSPEND = {"suspend": True}
 RESTART = {"annotations": {"serving.unmask.dev/restartedAt": "now"}}
@@ -100,6 +101,27 @@ def test_a_pod_that_is_preempted_or_fails_is_reported_once():
         ("Warning", "PreemptionByScheduler"),
         ("Warning", "UnexpectedAdmissionError"),
     ]
+
+
+def test_the_condition_names_the_preempted_pod_until_its_place_is_filled():
+    def reconciled(name, pod_status, node, **meta):
+        pod = make_pod(api.observed, pod_status, node)
+        api.put({**pod, "metadata": {**pod["metadata"], **meta, "name": name, "uid": name}})
+        api.reconcile()
+        return api.conditions["Scheduled"]
+
+    disruption = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "for a"}
+    no_node = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available: 1 Insufficient cpu."}
+    api = FakeApi(running())
+    reconciled("gone", {"phase": "Running", "conditions": [disruption]}, "n1", deletionTimestamp="2026-01-02T03:00:05Z")
+    waiting = reconciled("waits", {"phase": "Pending", "conditions": [no_node]}, None)
+    assert waiting["message"].startswith("pod gone was preempted by a pod of higher priority; ")
+    api.cache.delete(PODS, api.objects.pop(Ref("v1", "Pod", "gone")))
+    api.reconcile()
+    assert "pod gone was preempted" in api.conditions["Scheduled"]["message"]
+    reconciled("waits", {"phase": "Running", "conditions": [SCHEDULED]}, "n1")
+    later = reconciled("another", {"phase": "Pending", "conditions": [no_node]}, None)
+    assert "preempted" not in later["message"]
 
 
 def test_a_pod_that_no_scheduler_handles_is_looked_at_again():

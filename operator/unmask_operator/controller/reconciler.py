@@ -29,7 +29,7 @@ from unmask_operator.status.conditions.basic import TWO_OPERATORS
 from unmask_operator.status.conditions.scheduled import UNSEEN_SECONDS
 from unmask_operator.status.limits import minimal
 from unmask_operator.status.pods import terminations
-from unmask_operator.status.pods.pod_status import is_unseen
+from unmask_operator.status.pods.pod_status import is_live, is_scheduled, is_unseen
 from unmask_operator.status.transitions import Event, transitions
 
 STATUS_REFUSED, REPLICAS_KEPT = "StatusRefused", "ReplicasKept"  # reasons of Events
@@ -109,6 +109,7 @@ class _Resource:
         self._events = EventRecorder(self.client, self.settings.pod_name)
         self._manifest_writes = ManifestWrites()
         self._departed: set[str] | None = None  # uids of pods that failed or were disrupted
+        self._preempted = ""  # name of a pod whose place is not filled yet
         self._operators = OtherOperators(self.settings.status_manager)
         self._applier = Applier(
             self.client, self.cache, lambda verb: self.metrics.writes.labels(verb).inc(), self._conflicts
@@ -158,6 +159,11 @@ class _Resource:
             replicas_manager=self._manifest_writes.observe(resource, observed.now),
             operators=sorted(name.partition("/")[2] for name in (other, self._operators.own)) if other else (),
         )
+        if name := terminations.preempted(observed.pods):
+            self._preempted = name
+        elif all(is_scheduled(pod) for pod in observed.pods if is_live(pod)):
+            self._preempted = ""
+        observed = replace(observed, preempted=self._preempted)
         gone, told = terminations.departed(observed.pods), self._departed
         if told is not None:  # pods that departed under an earlier leader are not reported again
             await self._events.record(resource, terminations.departures(gone.values(), told), observed.now)

@@ -97,6 +97,7 @@ class Observed:
     pod_events: Mapping[str, Sequence[PodEvent]] = field(default_factory=dict)
     decision: Decision | None = None
     activator: Activator | None = None  # None: the resource or the operator has none
+    preempted: str = ""  # pod that was preempted, while another one in its place has no node
     longest_load: float = 0.0  # longest model load time of the Ready pods, in seconds
     # Error messages of the API server: for children that it rejected (in a dry run or a write), and for children whose
     # write failed otherwise, such as while an admission webhook is unavailable.

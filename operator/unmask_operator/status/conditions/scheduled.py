@@ -45,7 +45,10 @@ def obstacle(inputs: StatusInput) -> Condition | None:
         sentence = pod_status.unschedulable(pod)
         if sentence is None:
             continue
-        return _claim(pod, sentence) or gpus.shortage(inputs, pod, sentence) or _unschedulable(inputs, pod, sentence)
+        found = _claim(pod, sentence) or gpus.shortage(inputs, pod, sentence) or _unschedulable(inputs, pod, sentence)
+        if name := inputs.observed.preempted:
+            return false(found.reason, f"pod {name} was preempted by a pod of higher priority; {found.message}")
+        return found
     return None
 
 

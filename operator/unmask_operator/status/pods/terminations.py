@@ -90,6 +90,12 @@ def departures(pods: Iterable[Obj], told: Collection[str]) -> Iterator[Event]:
             )
 
 
+def preempted(pods: Iterable[Obj]) -> str:
+    """Returns the name of a pod that the scheduler has removed for one of higher priority; "" if there is none."""
+    gone = (pod for pod in pods if _disruption(pod).get("reason") == "PreemptionByScheduler")
+    return next((str(pod["metadata"]["name"]) for pod in gone), "")
+
+
 def _has_failed(pod: Obj) -> bool:
     return (pod.get("status") or {}).get("phase") == "Failed"
 
