@@ -92,6 +92,16 @@ def test_a_second_scaler_is_named(scaling: Obj, owner: Obj, reason: str) -> None
     assert not reason or owner["manager"] in found["message"]
 
 
+def test_the_scaler_of_the_previous_provider_is_not_named() -> None:
+    """Its last write stays in managedFields until the next provider writes."""
+    observed = owned(running(autoscaling=SCALED), {**THEIRS, "time": "2026-01-02T03:00:00Z"})
+    for edited, named in (("2026-01-02T02:59:59Z", True), ("2026-01-02T03:00:01Z", False)):
+        for ref, live in observed.children.items():
+            if ref.kind == "ControllerRevision":
+                live["metadata"]["creationTimestamp"] = edited
+        assert (judge(observed)["ScalingReady"]["reason"] == "AnotherScaler") == named
+
+
 def test_a_manifest_that_keeps_setting_replicas_is_named_after_three_times_and_no_longer_than_it_does() -> None:
     observed, writes = running(autoscaling=SCALED), ManifestWrites()
 

@@ -46,18 +46,22 @@ def _is_lost(observed: Observed, scaling: Obj) -> bool:
     return bool((observed.decision.desired if observed.decision else desired) > DEFAULT)
 
 
-def other_scaler(resource: Obj, now: datetime) -> str:
+def other_scaler(observed: Observed) -> str:
     """Returns the field manager of a scaler, other than the one of `spec.autoscaling`, that wrote within `WINDOW`.
 
-    "": none. `kubectl scale` is a person's.
+    "": none. `kubectl scale` is a person's. A write before the last edit may be that of the previous provider.
     """
+    resource, now = observed.resource, observed.now
+    edits = [o["metadata"] for ref, o in observed.children.items() if ref.kind == "ControllerRevision"]
+    edited = max((str(meta.get("creationTimestamp") or "") for meta in edits), default="")
     provider = ((resource.get("spec") or {}).get("autoscaling") or {}).get("provider", "Builtin")
     own = (FIELD_MANAGER, HPA_MANAGER) if provider in ("HPA", "KEDA") else (FIELD_MANAGER,)
     for owner in owners(resource):
         manager, at = str(owner.get("manager") or ""), str(owner.get("time") or now.isoformat())
         is_person = manager == "kubectl" or manager.startswith("kubectl-")
         is_own = manager in own or (provider == "KEDA" and manager.startswith(KEDA_MANAGER))
-        recent = now - datetime.fromisoformat(at) < WINDOW
+        wrote = datetime.fromisoformat(at)
+        recent = now - wrote < WINDOW and not (edited and wrote < datetime.fromisoformat(edited))
         if owner.get("subresource") == "scale" and not is_own and not is_person and recent:
             return manager
     return ""

@@ -30,7 +30,7 @@ def evaluate(inputs: StatusInput) -> Condition | None:
 
 def _other_writer(inputs: StatusInput) -> Condition | None:
     """Returns the condition for replicas that another scaler, or a manifest, writes beside the autoscaler."""
-    if manager := other_scaler(inputs.observed.resource, inputs.observed.now):
+    if manager := other_scaler(inputs.observed):
         return false("AnotherScaler", manager=manager)
     if manager := inputs.observed.replicas_manager:
         return false("ReplicasOverwritten", manager=manager)
