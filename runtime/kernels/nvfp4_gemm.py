@@ -325,12 +325,13 @@ def select_tile(rows: int, size: int, outputs: int) -> GemmTile:
 def select_linear_tile(rows: int, size: int, outputs: int) -> GemmTile:
     """Selects the tile of a linear layer.
 
-    Up to 512 rows there is less than a program per SM. Narrow tiles make more of them, and deep ones fewer iterations.
+    Up to 512 rows there is about a program per SM or less. Narrow tiles make more of them. With few rows, deep tiles
+    make fewer iterations, each of which waits for its loads.
     """
     if rows > 512:
         return select_tile(128, size, outputs)
     height = min(64, max(16, triton.next_power_of_2(rows)))
-    if size % 256 == 0 and size >= MIN_STEPS * 256:
+    if rows <= 64 and size % 256 == 0 and size >= MIN_STEPS * 256:
         return GemmTile(height, COLUMNS[0], 256, 3)
     return select_tile(height, size, outputs)._replace(columns=COLUMNS[0], warps=4)
 
