@@ -472,6 +472,7 @@ class Run:
         self.received: dict[str, Received] = {}
         self.aborted: set[str] = set()
         self._checked: dict[int, int] = {}
+        self._before = self.engine.stats()  # of earlier runs with the same engine
         self.counts: dict[str, tuple[int, int]] = {}  # tokens and forwards of each request, as its last output has them
 
     def add(self, ask: Ask) -> str:
@@ -509,9 +510,10 @@ class Run:
             self.step()
         check_idle(self.engine)
         assert all(received.ended or id in self.aborted for id, received in self.received.items())
-        stats = self.engine.stats()
-        assert stats.generated_tokens == sum(tokens for tokens, _ in self.counts.values())
-        assert stats.forwards_denoise == sum(forwards for _, forwards in self.counts.values())
+        stats, before = self.engine.stats(), self._before
+        tokens, forwards = (sum(counts) for counts in zip((0, 0), *self.counts.values(), strict=True))
+        assert stats.generated_tokens - before.generated_tokens == tokens
+        assert stats.forwards_denoise - before.forwards_denoise == forwards
 
     def compare(self) -> None:
         """Asserts that all outputs equal the oracle's."""

@@ -21,6 +21,7 @@ TREATMENTS = {
     r".*python -m training\.demo\.held_out ": "tests/training writes such a file",
     r"(\.venv/bin/)?unmask (fit|pull|serve|verify) ": "needs the hub; tests/commands runs these with a stub",
     r"unmask models\b": "tests/commands runs it",
+    r"python authors_logits\.py ": "needs published code; tests/commands runs it with code of tests",
     r"make ": "target exists",
     r"(velero|.*kubectl|.*helm|kind|minikube|for child in|wait -n)\b": "needs a cluster",
     r"docker ": "needs Docker",
