@@ -79,6 +79,7 @@ OTHER_FLAGS = {
                "--dp-size", "--disable-decode-cuda-graph", "--disable-prefill-cuda-graph", "--enable-lora",
                "--max-queued-requests", "--lora-paths", "--max-loras-per-batch", "--max-running-requests",
                "--mem-fraction-static", "--model-path", "--tp-size"},
+    "llm-d": {"--refresh-metrics-interval"},
     "pip": {"--no-deps", "--require-hashes"},
     "uv": {"--torch-backend"},
     "velero": {"--include-namespaces", "--selector"},

@@ -16,6 +16,7 @@ NAME = f"{PLURAL}.{GROUP}"
 SHORT_NAME = "dlms"
 CATEGORY = "unmask"
 _READY = '.status.conditions[?(@.type=="Ready")]'
+_ROUTE = '.status.conditions[?(@.type=="RouteReady")]'
 _ADAPTERS = '.status.conditions[?(@.type=="AdaptersLoaded")]'
 
 COLUMNS = (
@@ -25,9 +26,13 @@ COLUMNS = (
     ("Available", "integer", ".status.readyReplicas", "Number of Ready pods.", 0),
     ("Desired", "integer", ".spec.replicas", "Desired number of pods.", 0),
     ("Adapters", "string", f"{_ADAPTERS}.status", "Status of the condition AdaptersLoaded.", 1),
+    ("Route", "string", f"{_ROUTE}.status", "Status of the condition RouteReady.", 1),
     ("URL", "string", ".status.addresses[0].url", "Base URL of the API: of the load balancer, or in the cluster.", 0),
     ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0),
 )
+
+# Fields for `kubectl get --field-selector`. Kubernetes before 1.31 ignores them.
+SELECTABLE = (".spec.model.uri", ".spec.model.name")
 
 
 def schema(*, defaults: bool = False) -> Schema:
@@ -43,7 +48,7 @@ def schema(*, defaults: bool = False) -> Schema:
             "spec": structural(Spec, defaults=defaults, nullable=not defaults),
             "status": structural(Status),
         },
-        "x-kubernetes-validations": [rules.NAME.schema(), rules.ADAPTER_NAMES.schema()],
+        "x-kubernetes-validations": [rules.NAME.schema(), rules.ADAPTER_NAMES.schema(), rules.OTHER_BACKENDS.schema()],
     }
 
 
@@ -66,6 +71,7 @@ def crd() -> Obj:
             },
         },
         "additionalPrinterColumns": columns,
+        "selectableFields": [{"jsonPath": path} for path in SELECTABLE],
         "schema": {"openAPIV3Schema": schema()},
     }
     return {

@@ -96,9 +96,12 @@ ADOPTION_RULES = tuple(
     if not _DELETE[kind.kind]
 )
 
-# Granted only with the chart's value, by the setting of the operator that says so.
-OPTIONAL_RULES = {
-    **{setting: (_CHILD_RULES[kind],) for kind, setting in GRANTED.items()},
+# Granted only with these values of the chart, which are also fields of Settings.
+VALUE_RULES: Mapping[str, tuple[Rule, ...]] = {
+    **{
+        value: tuple(_CHILD_RULES[kind] for kind, granted_by in GRANTED.items() if granted_by == value)
+        for value in GRANTED.values()
+    },
     "activator": (
         _CHILD_RULES[ENDPOINT_SLICES],
         _rule(

@@ -15,6 +15,7 @@ from unmask_operator.api.engine import BATCHED, RESERVED, Engine
 from unmask_operator.api.lora import Adapter, Lora
 from unmask_operator.api.network import Peer, Service
 from unmask_operator.api.pod import Parallelism
+from unmask_operator.api.route import Route
 from unmask_operator.api.spec import Model, PodDisruptionBudget, RolloutStrategy, Spec
 
 
@@ -75,6 +76,8 @@ _ADAPTER = rf"^(demo://[a-z0-9][a-z0-9_-]*|{_HUB}|{_CLAIM})$"
 _TAGGED = r"^([^/@]+/)*[^/:@]+:[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 _RESERVED_ARGUMENT = rf"^(-h|--({'|'.join(name.replace('-', '[-_]') for name in RESERVED)})(=.*)?)$"
 
+_PRIVATE_PATHS = " || ".join(f"p.startsWith('/{name}')" for name in ("metrics", "health", "ready", "startup"))
+
 NAME = Rule(
     "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$')",
     "metadata.name must be at most 40 characters of a-z, 0-9 and -, start with a letter and not end with -, because "
@@ -87,6 +90,13 @@ ADAPTER_NAMES = Rule(
     "an adapter has the model's own name (model.name, or the resource's name without it); rename the adapter, so that "
     "requests can select it",
     "spec.lora.adapters",
+)
+
+OTHER_BACKENDS = Rule(
+    "!has(self.spec.route) || !has(self.spec.route.backends) || "
+    "!self.spec.route.backends.exists(b, b.service == self.metadata.name)",
+    "lists other DiffusionLMServices; remove the resource's own name, and set route.weight for its part",
+    "spec.route.backends",
 )
 
 RULES: Mapping[type[Section], tuple[Rule, ...]] = {
@@ -136,6 +146,11 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "!has(self.networkPolicy.from) || size(self.networkPolicy.from) == 0",
             "must be empty with autoscaling.zero, because the activator forwards requests of every pod; use auth",
             "networkPolicy.from",
+        ),
+        Rule(
+            "!has(self.autoscaling) || !has(self.autoscaling.zero) || !has(self.inferencePool)",
+            "cannot be combined with autoscaling.zero, because a pool has only pods and not the activator; remove one",
+            "inferencePool",
         ),
         Rule(
             "!has(self.image) || self.image.contains('@sha256:') || "
@@ -287,6 +302,13 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "has(self.ipBlock) ? !has(self.podSelector) && !has(self.namespaceSelector) : "
             "has(self.podSelector) || has(self.namespaceSelector)",
             "needs podSelector, namespaceSelector or both, or else ipBlock alone",
+        ),
+    ),
+    Route: (
+        Rule(
+            f"!has(self.paths) || !self.paths.exists(p, {_PRIVATE_PATHS})",
+            "must not begin with /metrics, /health, /ready or /startup, which are for the cluster; remove the path",
+            "paths",
         ),
     ),
     RolloutStrategy: (

@@ -96,7 +96,7 @@ class Status(Section):
         default=[],
         max_length=ENTRIES["conditions"],
         description="Conditions: Accepted, Scheduled, ModelLoaded, RolloutComplete, AdaptersLoaded, ScalingReady, "
-        "UpToDate, Protected, SettingsConsistent, Available, Ready and Stalled. Ready has the first "
+        "RouteReady, UpToDate, Protected, SettingsConsistent, Available, Ready and Stalled. Ready has the first "
         "failing reason. Stalled is True while Ready cannot become True without a change.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )

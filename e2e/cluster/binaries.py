@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -125,6 +126,15 @@ def build(names: Iterable[str], env: Environment) -> dict[str, Path]:
         if not path.exists():
             _build(name, path, env)
     return paths
+
+
+def module_directory(folder: str, module: str, env: Environment) -> Path:
+    """Returns the directory of a module that a go.mod in `go/` requires. Downloads it if Go's cache lacks it."""
+    command = [_go(env), "mod", "download", "-json", module]
+    done = subprocess.run(
+        command, cwd=GO / folder, env=_go_environment(), stdout=subprocess.PIPE, stderr=sys.stderr, check=True
+    )
+    return Path(json.loads(done.stdout)["Dir"])
 
 
 def _build(name: str, path: Path, env: Environment) -> None:

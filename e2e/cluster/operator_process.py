@@ -19,7 +19,7 @@ from e2e.cluster.kube import ApiError, Kube
 from e2e.cluster.process import free_ports
 from tests.wait import TIMEOUT, wait_until
 from tests.written import written
-from tools.permissions import ACTIVATOR_RULES, NODE_RULE, OPTIONAL_RULES, RULES, Rule
+from tools.permissions import ACTIVATOR_RULES, NODE_RULE, RULES, VALUE_RULES, Rule
 from unmask_operator.objects import API_VERSION, KIND
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ ACCOUNT = "unmask-operator"
 ACTIVATOR = "unmask-activator"  # its Service and service account
 RBAC = "rbac.authorization.k8s.io"
 CRDS = ROOT / "crds"
-EVERY_RULE = (*RULES, *(rule for rules in OPTIONAL_RULES.values() for rule in rules))
+EVERY_RULE = (*RULES, *(rule for rules in VALUE_RULES.values() for rule in rules))
 
 
 def install(api: ApiServer, kube: Kube, own: str, watched: Collection[str]) -> None:
@@ -171,6 +171,7 @@ class OperatorProcess:
             f"{prefix}PORT": str(self.port),
             f"{prefix}READ_NODES": "true",
             f"{prefix}KEDA": "true",
+            f"{prefix}GATEWAY": "true",
             f"{prefix}ACTIVATOR": ACTIVATOR,
             f"{prefix}LOG_FORMAT": "json",
             **{f"{prefix}{setting.upper()}": value for setting, value in settings.items()},

@@ -51,6 +51,10 @@ def adapters(*changes: Spec, **fields: Any) -> Spec:
     return {"lora": {**fields, "adapters": listed}}
 
 
+def route(**fields: Any) -> Spec:
+    return {"route": {"parentRefs": [{"name": "public", "namespace": "infra"}], **fields}}
+
+
 def reserved(key: str) -> str:
     """Returns a key that an entry of the reserved keys, or a prefix of them, covers."""
     return f"{key}x" if key.endswith("/") else key
@@ -115,6 +119,8 @@ RULES = (
     Case("needs provider Builtin and minReplicas 0", scaling(minReplicas=0, zero={}), scaling(zero={})),
     Case("forwards requests of every pod", {**scaling(minReplicas=0, zero={}), "networkPolicy": {"from": []}},
          {**scaling(minReplicas=0, zero={}), "networkPolicy": {"from": [{"podSelector": {}}]}}),
+    Case("a pool has only pods", {**scaling(), "inferencePool": {}},
+         {**scaling(minReplicas=0, zero={}), "inferencePool": {}}),
     Case("or else ipBlock alone", peer(podSelector={}, namespaceSelector={}),
          peer(podSelector={}, ipBlock={"cidr": "10.0.0.0/8"})),
     Case("must be LoadBalancer with", {"service": {"type": "LoadBalancer", "loadBalancerClass": "example.com/internal",
@@ -129,6 +135,9 @@ RULES = (
     Case("must not name a family twice",
          {"service": {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6"], "sessionAffinity": "None"}},
          {"service": {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6", "IPv6"]}}),
+    Case("which are for the cluster", route(paths=["/v1", "/generate", "/"]), route(paths=["/v1", "/metrics"])),
+    Case("lists other DiffusionLMServices", route(backends=[{"service": "canary", "weight": 1}]),
+         route(backends=[{"service": "reject", "weight": 1}])),
     Case("pod-template-hash, controller-revision-hash", {"commonLabels": {"team": "a", "example.com/cost.center": ""}},
          {"commonLabels": {"app.kubernetes.io/name": "a"}}),
     Case("commonLabels has a key that is not valid", {"commonLabels": {"a" * 63: "b"}}, {"commonLabels": {"a b": "c"}}),
@@ -158,7 +167,11 @@ ALSO_REFUSED: dict[str, list[Spec]] = {
     "needs exactly one adapter": [{"lora": {"preMerge": True}}],
     "excludes maxAdapters and maxRank": [adapters({}, preMerge=True, maxRank=8)],
     "an adapter has the model's own name": [{"model": {**DEMO, "name": "a"}, **adapters({})}],
-    "Duplicate value": [adapters({}, {"uri": "hf://a/b"})],
+    "Duplicate value": [
+        adapters({}, {"uri": "hf://a/b"}), route(hostnames=["a.b", "a.b"]),
+        route(backends=[{"service": "a", "weight": 1}, {"service": "a", "weight": 2}]),
+    ],
+    "which are for the cluster": [route(paths=[f"/{name}"]) for name in ("health", "ready", "startup/x")],
     "must not hold GPUs": [{"resources": {"requests": {"amd.com/gpu": 1}}},
                            {"gpu": {"resourceName": "x.dev/tpu"}, "resources": {"limits": {"x.dev/tpu": 1}}}],
     "needs a tag other than latest": [{"image": "unmask/runtime:latest"}],
@@ -190,6 +203,15 @@ BOUNDS = (
     ("spec.service.ipFamilies", {"service": {"ipFamilies": []}}),
     ("spec.service.ipFamilies[0]", {"service": {"ipFamilies": ["ipv6"]}}),
     ("spec.drainTimeoutSeconds", {"drainTimeoutSeconds": 3601}),
+    ("spec.route.parentRefs", {"route": {"parentRefs": []}}),
+    ("spec.route.hostnames[0]", route(hostnames=["a.*.example.com"])),
+    ("spec.route.paths[0]", route(paths=["/v1/../metrics"])),
+    ("spec.route.timeouts.request", route(timeouts={"request": "10"})),
+    ("spec.route.backends[0].weight", route(backends=[{"service": "a", "weight": -1}])),
+    (
+        "spec.inferencePool.endpointPickerRef.failureMode",
+        {"inferencePool": {"endpointPickerRef": {"name": "picker", "failureMode": "Open"}}},
+    ),
     ("spec.lora.adapters[0].name", adapters({"name": ".."})),
     ("spec.lora.adapters", adapters(*({"name": f"a{n}"} for n in range(257)))),
 )

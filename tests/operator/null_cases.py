@@ -14,7 +14,7 @@ Path = tuple[str | int, ...]
 _REQUIRED: dict[str, Any] = {
     "apiKeySecretRef": {"name": "keys", "key": "key"}, "model": {"uri": "demo://"}, "uri": "demo://roman",
     "cidr": "10.0.0.0/8", "key": "key", "name": "name", "operator": "Exists", "type": "Pods", "maxReplicas": 3,
-    "periodSeconds": 15, "value": 1,
+    "periodSeconds": 15, "value": 1, "parentRefs": [{"name": "name"}], "service": "other", "weight": 1,
 }  # fmt: skip
 
 

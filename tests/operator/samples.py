@@ -8,13 +8,13 @@ from typing import Any
 from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, SERVICE_LABEL, Obj, Ref
 from unmask_operator.plan.drift import differs
 from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.optional_kinds import KINDS
 from unmask_operator.plan.plan import Plan, plan
-from unmask_operator.render.children import PODMONITOR
 from unmask_operator.settings import Settings
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-SETTINGS = Settings()
-NEW = Settings(version="0.2.0", runtime_image="unmask-runtime:0.2.0", engine_env={"NEW": "1"})
+SETTINGS = Settings(gateway=True)
+NEW = Settings(version="0.2.0", runtime_image="unmask-runtime:0.2.0", engine_env={"NEW": "1"}, gateway=True)
 
 
 def resource(name: str = "demo", annotations: dict[str, str] | None = None, **spec: Any) -> Obj:
@@ -34,7 +34,7 @@ def seen(version: int, name: str = "demo", metadata: Obj | None = None, **member
 
 
 def observe(obj: Obj, *children: Obj, **known: Any) -> Observed:
-    known = {"apis": frozenset({PODMONITOR}), **known}
+    known = {"apis": frozenset(KINDS), **known}
     return Observed(obj, NOW, {Ref.of(child): child for child in children}, **known)
 
 

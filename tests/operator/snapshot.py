@@ -16,14 +16,17 @@ FOLDER = Path(__file__).with_name("snapshots")
 
 
 def examples() -> dict[str, Obj]:
-    """Returns every DiffusionLMService in examples/ by its file's name, in the namespace `default`."""
+    """Returns every DiffusionLMService in examples/, in the namespace `default`.
+
+    The key is the file's name. For further services of a file it is followed by the service's name.
+    """
     found: dict[str, Obj] = {}
     for path in sorted((ROOT / "examples").glob("*.yaml")):
         services = [doc for doc in yaml.safe_load_all(path.read_text()) if doc and doc["kind"] == KIND]
         for service in services:
-            assert path.stem not in found, f"{path} contains more than one DiffusionLMService"
+            key = f"{path.stem}-{service['metadata']['name']}" if path.stem in found else path.stem
             metadata = {"namespace": "default", "uid": "00000000-0000-0000-0000-000000000000", "generation": 1}
-            found[path.stem] = {**service, "metadata": {**metadata, **service["metadata"]}}
+            found[key] = {**service, "metadata": {**metadata, **service["metadata"]}}
     return found
 
 

@@ -11,7 +11,7 @@ from runtime.server.metrics import Metrics as EngineMetrics
 from runtime.server.metrics import RequestMetrics
 from tests.operator.chart_samples import ALL, DIGEST, PEERS, TOLERATIONS, container, one, settings
 from tests.operator.helm import CHART, CHARTS, CRDS, render, render_crds
-from tools.permissions import ADOPTION_RULES, NODE_RULE, OPTIONAL_RULES, RULES, missing, unused
+from tools.permissions import ADOPTION_RULES, NODE_RULE, RULES, VALUE_RULES, missing, unused
 from unmask_operator.activator.metrics import Metrics as ActivatorMetrics
 from unmask_operator.kube.cache import Cache
 from unmask_operator.metrics import Metrics as OperatorMetrics
@@ -124,14 +124,19 @@ def test_the_granted_permissions_are_those_that_the_operator_needs(namespaces):
 
 @pytest.mark.parametrize("namespaces", [[], ["a"]])
 @pytest.mark.parametrize(
-    ("value", "further"), [("rbac__adoption", ADOPTION_RULES), ("keda__enabled", OPTIONAL_RULES["keda"])]
+    ("value", "further"),
+    [
+        ("rbac__adoption", ADOPTION_RULES),
+        *((f"{name}__enabled", VALUE_RULES[name]) for name in VALUE_RULES if name != "activator"),
+    ],
 )
-def test_further_permissions_are_granted_only_on_request(value, further, namespaces):
+def test_further_permissions_are_granted_only_with_their_value(value, further, namespaces):
     role = ("Role", f"{NAME}-engines") if namespaces else ("ClusterRole", f"unmask-system:{NAME}")
     objects = render(**{value: True, "watchNamespaces": namespaces})
     rules, expected = named(objects)[role]["rules"], [*(rule for rule in RULES if rule.scope == "watched"), *further]
     assert missing(rules, expected) == unused(rules, expected) == []
-    assert settings(objects).keda == (value == "keda__enabled")
+    for name in ("keda", "gateway"):
+        assert getattr(settings(objects), name) == (value == f"{name}__enabled")
 
 
 def test_every_binding_binds_its_role_to_the_service_account():

@@ -4,7 +4,7 @@ import pytest
 
 from tests.operator.chart_samples import ALL, PEERS
 from tests.operator.helm import render
-from tools.permissions import ACTIVATOR_RULES, OPTIONAL_RULES, RULES, missing, unused
+from tools.permissions import ACTIVATOR_RULES, RULES, VALUE_RULES, missing, unused
 from unmask_operator.api.autoscaling import ACTIVATOR_PORTS
 from unmask_operator.settings import read_settings
 
@@ -69,7 +69,7 @@ def test_rights(namespaces):
     own = roles.pop(("Role", "unmask-operator"))
     activator = [name for name in roles if name[1].endswith("activator")]
     assert len(activator) == 1
-    further = OPTIONAL_RULES["activator"]
+    further = VALUE_RULES["activator"]
     for rules, expected in (
         (roles.pop(activator[0]), ACTIVATOR_RULES),
         *((rules, [rule for rule in (*RULES, *further) if rule.scope == "watched"]) for rules in roles.values()),

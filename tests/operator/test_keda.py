@@ -114,7 +114,7 @@ def test_a_change_of_the_provider_waits_until_the_previous_scaler_is_gone() -> N
 def test_without_keda_or_its_rights_the_service_runs_and_the_cause_is_named() -> None:
     for observed, settings, line in (
         (seen(KEDA, apis=frozenset()), ON, "ScalingReady False MissingCRD scaledobjects.keda.sh ... install KEDA"),
-        (seen(KEDA), SETTINGS, "ScalingReady False KEDADisabled keda.enabled"),
+        (seen(KEDA), SETTINGS, "ScalingReady False NotEnabled keda.enabled"),
     ):
         made = plan(observed, settings)
         assert "ScaledObject" not in kinds(made)

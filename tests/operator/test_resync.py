@@ -20,10 +20,20 @@ from unmask_operator.controller.resync import (
 )
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import CACHED, CHILDREN, DLMS, GRANTED, POD_MONITORS, PODS, kind_of
+from unmask_operator.kube.kinds import (
+    CACHED,
+    CHILDREN,
+    DLMS,
+    GRANTED,
+    HTTP_ROUTES,
+    OPTIONAL,
+    POD_MONITORS,
+    PODS,
+    kind_of,
+)
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key
-from unmask_operator.plan.plan import MISSING_CRD
+from unmask_operator.plan.optional_kinds import MISSING_CRD
 from unmask_operator.settings import Settings
 
 KEY = Key("ns", "demo")
@@ -33,8 +43,8 @@ FORBIDDEN = ApiError(403, "Forbidden", "pods is forbidden")
 AWAY = ApiError(0, "Unreachable", "no answer from the API server")
 
 
-def waiting(missing=True):
-    conditions = [{"type": "UpToDate", "status": "False", "reason": MISSING_CRD}] if missing else []
+def waiting(missing=True, kind="UpToDate", reason=MISSING_CRD):
+    conditions = [{"type": kind, "status": "False", "reason": reason}] if missing else []
     return obj(3, "demo", status={"conditions": conditions})
 
 
@@ -52,7 +62,7 @@ class Scene:
         self.cache = Cache()
         self.metrics = Metrics(self.cache, lambda: 0)
         events = EventHandler(self.cache, lambda key, seconds: self.enqueued.append(key))
-        self.resync = module.Resync(self, self.cache, events, Settings(**settings), self.metrics)
+        self.resync = module.Resync(self, self.cache, events, Settings(**{"gateway": True, **settings}), self.metrics)
 
     async def list(self, kind, namespace, selector, transform):
         self.tries.append((now(), kind, namespace))
@@ -160,8 +170,16 @@ PAUSES = {
     "a kind that may be absent and is used": ({POD_MONITORS: [obj(3)]}, {}, POD_MONITORS, module.OPTIONAL_SECONDS),
     "one that is not used": ({}, {}, POD_MONITORS, PERIOD_SECONDS),
     "one that is absent": ({DLMS: [waiting(False)]}, {POD_MONITORS: NOT_FOUND}, POD_MONITORS, PERIOD_SECONDS),
+    "a route that Gateways have accepted": (
+        {DLMS: [waiting(kind="RouteReady", reason="Accepted")], HTTP_ROUTES: [obj(3)]}, {},
+        HTTP_ROUTES, module.OPTIONAL_SECONDS,
+    ),
+    "one on which no Gateway has reported": (
+        {DLMS: [waiting(kind="RouteReady", reason="Waiting")], HTTP_ROUTES: [obj(3)]}, {},
+        HTTP_ROUTES, DISCOVERY_SECONDS,
+    ),
     "one that a resource waits for": ({DLMS: [waiting()]}, {POD_MONITORS: NOT_FOUND}, POD_MONITORS, DISCOVERY_SECONDS),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("objects", "errors", "kind", "pause"), PAUSES.values(), ids=PAUSES)
@@ -169,7 +187,7 @@ PAUSES = {
 async def test_a_kind_is_listed_more_often_if_no_watch_reports_it_and_a_resource_needs_it(objects, errors, kind, pause):
     async with running(objects, errors, seconds=35 * 60) as scene:
         assert scene.resync.synced.is_set()
-        assert scene.resync.apis == (frozenset() if errors else {POD_MONITORS.api})
+        assert (POD_MONITORS.api in scene.resync.apis) == (not errors)
         assert set(scene.pauses(kind)) == {pause}
 
 
@@ -184,7 +202,7 @@ async def test_objects_deleted_while_no_watch_was_open_are_removed_after_a_list_
         for path in ("/apis", "/api/v1/nodes", "/api/v1/namespaces/other/pods", "", *[kind.path(None)] * 3):
             scene.resync.kopf_has_listed(path)  # one call per page
         await asyncio.sleep(AFTER_KOPF_SECONDS + 2 * module.STEP_SECONDS)
-        listed = [one for _, one, _ in scene.tries[tries:] if one is not POD_MONITORS]  # those each minute
+        listed = [one for _, one, _ in scene.tries[tries:] if one not in OPTIONAL]  # those each minute
     assert listed == [kind]
     assert scene.times(kind)[-1] == pytest.approx(100 + AFTER_KOPF_SECONDS, abs=module.STEP_SECONDS)
     assert scene.enqueued == [Key("ns", "gone") if kind is DLMS else KEY]
@@ -213,20 +231,20 @@ async def test_a_kind_that_is_installed_and_removed_is_noticed_and_every_resourc
         scene.cache.put(DLMS, waiting())
         await asyncio.sleep(DISCOVERY_SECONDS)
         assert len(scene.times(POD_MONITORS)) == 2, "it was not listed soon after a resource began to wait for it"
-        assert scene.resync.apis == frozenset()
+        assert POD_MONITORS.api not in scene.resync.apis
         del scene.errors[POD_MONITORS]
-        await wait_until_async(lambda: scene.resync.apis, interval=1.0)
-        assert scene.resync.apis == {POD_MONITORS.api}
+        await wait_until_async(lambda: POD_MONITORS.api in scene.resync.apis, interval=1.0)
+        assert POD_MONITORS.api in scene.resync.apis
         assert len(scene.cache.children(KEY)) == 1
         assert scene.enqueued == [KEY, KEY], "the new kind and its object must each enqueue the resource"
         scene.enqueued.clear()
         scene.errors[POD_MONITORS] = FORBIDDEN
         await asyncio.sleep(2 * PERIOD_SECONDS)
-        assert scene.resync.apis == {POD_MONITORS.api}, "a failed list does not mean that the kind is absent"
+        assert POD_MONITORS.api in scene.resync.apis, "a failed list does not mean that the kind is absent"
         assert len(scene.cache.children(KEY)) == 1
         scene.errors[POD_MONITORS] = NOT_FOUND
         scene.enqueued.clear()
-        await wait_until_async(lambda: not scene.resync.apis, interval=1.0)
+        await wait_until_async(lambda: POD_MONITORS.api not in scene.resync.apis, interval=1.0)
         assert scene.cache.children(KEY) == {}
         assert scene.enqueued == [KEY, KEY]
 

@@ -31,6 +31,7 @@ EDITS_OUTSIDE_POD_TEMPLATE: dict[str, tuple[str, Obj]] = {
     "networkPolicy": ("NetworkPolicy", {"networkPolicy": {}}),
     "port": ("Service", {"service": {"port": 81}}),
     "podMonitor": ("PodMonitor", {"monitoring": {"podMonitor": {}}}),
+    "route": ("HTTPRoute", {"route": {"parentRefs": [{"name": "public"}]}}),
     "rolloutStrategy": ("Deployment", {"rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}}),
     "annotations": ("ServiceAccount", {"serviceAccount": {"annotations": {"a": "b"}}}),
 }

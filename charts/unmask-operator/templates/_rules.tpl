@@ -57,6 +57,14 @@
   resources: [scaledobjects]
   verbs: [get, list, create, patch, delete]
 {{- end }}
+{{- if (.Values.gateway).enabled }}
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [inference.networking.k8s.io]
+  resources: [inferencepools]
+  verbs: [get, list, create, patch, delete]
+{{- end }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]

@@ -12,6 +12,9 @@ KEDA: "true"
 ACTIVATOR: {{ include "unmask.activator" . | quote }}
 ACTIVATOR_SELECTOR: {{ include "unmask.lines" (include "unmask.activatorSelector" . | fromYaml) | quote }}
 {{- end }}
+{{- if (.Values.gateway).enabled }}
+GATEWAY: "true"
+{{- end }}
 LOG_LEVEL: {{ (.Values.log).level | default "info" }}
 LOG_FORMAT: {{ (.Values.log).format | default "json" }}
 {{- with .Values.watchNamespaces }}

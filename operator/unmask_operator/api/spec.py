@@ -31,6 +31,7 @@ from unmask_operator.api.pod import (
     ServiceAccount,
     StartupProbe,
 )
+from unmask_operator.api.route import InferencePool, Route
 
 # Sections that are not part of the pod template, and the kind of child that each one configures.
 CHILD_OF = {
@@ -38,14 +39,15 @@ CHILD_OF = {
     "monitoring": "PodMonitor",
     "networkPolicy": "NetworkPolicy",
     "podDisruptionBudget": "PodDisruptionBudget",
+    "route": "HTTPRoute",
     "service": "Service",
     "serviceAccount": "ServiceAccount",
 }
 SCALE = frozenset({"replicas", "suspend"})  # also written by autoscalers and kubectl scale
 # Sections that are not part of the pod template. A revision records all others together with the pods.
 OUTSIDE_POD_TEMPLATE = SCALE | CHILD_OF.keys() | {"rolloutStrategy"}
-# Sections to parse while the pods stay unchanged: also the adapter list and the metadata of all children.
-READ_WHEN_PINNED = OUTSIDE_POD_TEMPLATE | {"lora", "commonLabels", "commonAnnotations"}
+# Sections to parse while the pods stay unchanged: also those of other children, and the metadata of all children.
+READ_WHEN_PINNED = OUTSIDE_POD_TEMPLATE | {"lora", "inferencePool", "commonLabels", "commonAnnotations"}
 DRAIN_DELAY = 10
 
 
@@ -147,6 +149,13 @@ class Spec(Section):
     """Cache of downloaded models."""
     service: Service = Service()
     """The Kubernetes Service of the pods."""
+    route: Route | None = None
+    """Publishes the API through a Gateway with an HTTPRoute if present. Requires the Gateway API's CRDs and
+    gateway.enabled in the operator's chart."""
+    inference_pool: InferencePool | None = None
+    """Creates an InferencePool of the pods if present ({} is enough), which the route then uses instead of the Service.
+    It also labels the pods for endpoint pickers, so adding or removing it replaces the pods. Requires the CRDs of the
+    Gateway API Inference Extension and gateway.enabled in the operator's chart."""
     auth: Auth | None = None
     """Requires an API key from clients if present."""
     monitoring: Monitoring = Monitoring()

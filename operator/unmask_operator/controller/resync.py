@@ -7,6 +7,7 @@ import asyncio
 import logging
 import math
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -19,6 +20,7 @@ from unmask_operator.kube.kinds import (
     DLMS,
     ENDPOINT_SLICES,
     GRANTED,
+    HTTP_ROUTES,
     OPTIONAL,
     PODS,
     REVISIONS,
@@ -27,9 +29,11 @@ from unmask_operator.kube.kinds import (
 )
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import SERVICE_LABEL, Key, Obj
-from unmask_operator.plan.plan import MISSING_CRD
+from unmask_operator.plan.optional_kinds import MISSING_CRD
 from unmask_operator.render.activator import OWN_SLICES
 from unmask_operator.settings import Settings
+from unmask_operator.status.conditions.route_ready import TYPE as ROUTE_READY
+from unmask_operator.status.conditions.route_ready import WAITING
 
 # A namespace is synced once these were listed in it. If a child of another kind is missing from the cache, its create
 # fails and it is read. Without revisions, pods would be created from a new template.
@@ -40,7 +44,7 @@ AFTER_KOPF_SECONDS = 30.0  # from a list by kopf, which reports no deletions, to
 LONGEST_RETRY_SECONDS = 30.0
 # kopf does not watch the kinds of OPTIONAL, because it exits when a watched kind disappears. They are listed every
 # OPTIONAL_SECONDS while the cache has any, and every DISCOVERY_SECONDS while a resource waits for their
-# CustomResourceDefinition.
+# CustomResourceDefinition, or for a Gateway to report on its route.
 OPTIONAL_SECONDS = 60.0
 DISCOVERY_SECONDS = 15.0
 STEP_SECONDS = 5.0  # between checks of whether a list is due
@@ -119,9 +123,15 @@ class Resync:
             return min(2.0 ** (source.failures - 1), LONGEST_RETRY_SECONDS)
         if source.kind not in OPTIONAL:
             return PERIOD_SECONDS
-        if source.kind.api in self.apis:
-            return OPTIONAL_SECONDS if self._cache.holds(source.kind) else PERIOD_SECONDS
-        return DISCOVERY_SECONDS if any(lacks_crd(one) for _, one in self._cache.resources()) else PERIOD_SECONDS
+        if source.kind.api not in self.apis:
+            return DISCOVERY_SECONDS if self._any_resource(lacks_crd) else PERIOD_SECONDS
+        if not self._cache.holds(source.kind):
+            return PERIOD_SECONDS
+        waits = source.kind is HTTP_ROUTES and self._any_resource(awaits_gateway)
+        return DISCOVERY_SECONDS if waits else OPTIONAL_SECONDS
+
+    def _any_resource(self, condition: Callable[[Obj], bool]) -> bool:
+        return any(condition(resource) for _, resource in self._cache.resources())
 
     async def _list(self, source: Source) -> None:
         def apply(item: Obj) -> Obj:
@@ -183,5 +193,13 @@ class Resync:
 
 def lacks_crd(resource: Obj) -> bool:
     """Returns whether a resource's status reports a missing CustomResourceDefinition."""
-    conditions = (resource.get("status") or {}).get("conditions") or ()
-    return any(c["reason"] == MISSING_CRD for c in conditions)
+    return any(c["reason"] == MISSING_CRD for c in _conditions(resource))
+
+
+def awaits_gateway(resource: Obj) -> bool:
+    """Returns whether no Gateway has reported yet on the last state of a resource's route."""
+    return any(c["type"] == ROUTE_READY and c["reason"] == WAITING for c in _conditions(resource))
+
+
+def _conditions(resource: Obj) -> Sequence[Obj]:
+    return (resource.get("status") or {}).get("conditions") or ()

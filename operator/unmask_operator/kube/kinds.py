@@ -55,6 +55,8 @@ REVISIONS = ApiKind("apps/v1", "ControllerRevision", "controllerrevisions")
 POD_MONITORS = ApiKind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 SCALED_OBJECTS = ApiKind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 ENDPOINT_SLICES = ApiKind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
+HTTP_ROUTES = ApiKind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
+INFERENCE_POOLS = ApiKind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 
 # The kinds of children. Those of OPTIONAL are listed and not watched: their CustomResourceDefinition may be absent, or
 # the operator has few objects of a kind of which the cluster has many.
@@ -70,10 +72,17 @@ CHILDREN = (
     POD_MONITORS,
     SCALED_OBJECTS,
     ENDPOINT_SLICES,
+    INFERENCE_POOLS,
+    HTTP_ROUTES,
 )
-OPTIONAL = (POD_MONITORS, SCALED_OBJECTS, ENDPOINT_SLICES)
-# Kinds that the operator may read and write only if the chart grants it, by the setting that says so.
-GRANTED = {SCALED_OBJECTS: "keda", ENDPOINT_SLICES: "activator"}
+OPTIONAL = (POD_MONITORS, SCALED_OBJECTS, ENDPOINT_SLICES, INFERENCE_POOLS, HTTP_ROUTES)
+# Kinds that the chart grants only with a value, and the field of Settings with that value.
+GRANTED = {
+    SCALED_OBJECTS: "keda",
+    ENDPOINT_SLICES: "activator",
+    INFERENCE_POOLS: "gateway",
+    HTTP_ROUTES: "gateway",
+}
 
 CACHED = (DLMS, PODS, *CHILDREN)  # the kinds that are listed and watched
 _BY_NAME = {(k.api_version, k.kind): k for k in (*CACHED, NODES, EVENTS)}

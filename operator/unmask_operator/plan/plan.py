@@ -9,9 +9,9 @@ from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref
 from unmask_operator.plan import keda, zero
 from unmask_operator.plan.adoption import adopted_revision, is_orphan, owner_reference
 from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.optional_kinds import problem_of
 from unmask_operator.render import render
 from unmask_operator.render.adapters import follows
-from unmask_operator.render.children import PODMONITOR
 from unmask_operator.render.labels import adapters_config, model_config, revision_name
 from unmask_operator.render.model import key_of, recorded
 from unmask_operator.render.revision import (
@@ -26,19 +26,6 @@ from unmask_operator.settings import Settings
 
 CONFLICT_SECONDS = 30.0  # requeue period: no watch covers objects of other owners
 NODES_SECONDS = 30.0  # requeue period: nodes are listed, not watched
-MISSING_CRD = "MissingCRD"  # a condition's reason
-# The kinds that may be absent: their entry of `Observed.apis`, the condition that says so, the field, the
-# CustomResourceDefinition, and what installs it.
-_OPTIONAL = {
-    "PodMonitor": (
-        *(PODMONITOR, "UpToDate", "spec.monitoring.podMonitor"),
-        *("podmonitors.monitoring.coreos.com", "the Prometheus operator"),
-    ),
-    "ScaledObject": (
-        *("keda.sh/v1alpha1/ScaledObject", "ScalingReady", "spec.autoscaling.provider"),
-        *("scaledobjects.keda.sh", "KEDA"),
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -202,23 +189,11 @@ def _children(
         if child["kind"] == "Deployment" and "rolloutStrategy" in resource.unread:
             live = observed.children.get(Ref.of(child), child)["spec"]
             child["spec"] = {**child["spec"], "strategy": live.get("strategy", child["spec"]["strategy"])}
-        if problem := _unavailable(child["kind"], observed, settings):
-            problems.append(problem)
+        if problem := problem_of(child, observed, settings):
+            problems.append(Problem(*problem))
         else:
             children.append(_owned(child, resource))
     return children, tuple(problems)
-
-
-def _unavailable(kind: str, observed: Observed, settings: Settings) -> Problem | None:
-    """Returns why a child of this kind cannot be written, or None."""
-    api, condition, field, crd, installer = _OPTIONAL.get(kind, ("",) * 5)
-    if kind == "ScaledObject" and not settings.keda:
-        sentence = f"{field}: the operator has no rights for ScaledObjects; set keda.enabled of its chart"
-        return Problem(condition, "KEDADisabled", sentence)
-    if not api or api in observed.apis:
-        return None
-    sentence = f"{field}: the CustomResourceDefinition {crd} is not installed; install {installer} or remove the field"
-    return Problem(condition, MISSING_CRD, sentence)
 
 
 def _kinds_left(resource: DiffusionLMService) -> set[str | None]:

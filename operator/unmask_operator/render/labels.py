@@ -41,7 +41,7 @@ def selector(name: str) -> dict[str, str]:
 
 
 def engine_name(name: str) -> str:
-    """Returns the name of most children. Only the Deployment and the Service have the resource's name."""
+    """Returns the name of most children. Workload, Service, HTTPRoute and InferencePool have the resource's name."""
     return f"{name}-engine"
 
 
@@ -68,7 +68,7 @@ def revision_name(name: str, number: int) -> str:
 def is_own(ref: Ref, name: str) -> bool:
     """Returns whether the resource `name` can have a child of this kind and name."""
     match ref.kind:
-        case "Deployment" | "Service":
+        case "Deployment" | "Service" | "HTTPRoute" | "InferencePool":
             return ref.name == name
         case "ConfigMap":
             return ref.name in (model_config(name), adapters_config(name))

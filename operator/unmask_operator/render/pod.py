@@ -17,6 +17,7 @@ from unmask_operator.render.labels import (
     selector,
 )
 from unmask_operator.render.merge import merge_template
+from unmask_operator.render.route import ENGINE_LABEL
 from unmask_operator.settings import Settings
 
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
@@ -87,8 +88,9 @@ def _metadata(resource: DiffusionLMService, restarted_at: str) -> Obj:
     marks = {RESTARTED_AT: restarted_at} if restarted_at else {}
     # cluster-autoscaler does not remove a node that runs a pod with emptyDirs, unless the pod has this annotation.
     own = {"kubectl.kubernetes.io/default-container": MAIN, SAFE_TO_EVICT: "true"}
+    engine = {} if resource.spec.inference_pool is None else ENGINE_LABEL
     return {
-        "labels": {**resource.spec.common_labels, **labels(resource.name)},
+        "labels": {**resource.spec.common_labels, **labels(resource.name), **engine},
         "annotations": {**own, **resource.spec.common_annotations, **marks},
     }
 

@@ -12,7 +12,11 @@ EXPECTED_REASONS = frozenset(
 )
 # Reasons of the Events for conditions that become True, by condition type.
 _NAMED_LIKE_THE_CONDITION = ("Accepted", "ModelLoaded", "RolloutComplete", "AdaptersLoaded", "Ready")
-EVENT_REASONS = {**{kind: kind for kind in _NAMED_LIKE_THE_CONDITION}, "ScalingReady": "ScalingActive"}
+EVENT_REASONS = {
+    **{kind: kind for kind in _NAMED_LIKE_THE_CONDITION},
+    "ScalingReady": "ScalingActive",
+    "RouteReady": "RouteAccepted",
+}
 # Reasons of conditions that are False by intent, and the only condition whose Event reports each.
 INTENDED_REASONS = {
     "Suspended": "Ready",
@@ -84,6 +88,8 @@ def _events(old: Obj, new: Obj) -> Iterator[Event]:
                 yield Event("Normal", "RolloutStarted", condition["message"])
             elif condition["type"] == "Available" and was["status"] == "True":
                 yield Event("Warning", "Unavailable", f"{reason}: {condition['message']}")
+            elif condition["type"] == "RouteReady" and reason not in EXPECTED_REASONS:
+                yield Event("Warning", "RouteRefused", f"{reason}: {condition['message']}")
             elif reason not in EXPECTED_REASONS:
                 yield Event("Warning", reason, condition["message"])
     if "autoscaling" in new and new.get("lastScaleTime") != old.get("lastScaleTime"):

@@ -5,7 +5,11 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
+
 from e2e.cluster import ApiError, Kube
+from e2e.cluster.binaries import module_directory
+from e2e.cluster.config import environment
 from tests.operator.samples import resource as sample
 from unmask_operator.kube.kinds import CHILDREN, OPTIONAL, POD_MONITORS, SCALED_OBJECTS, ApiKind
 from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, controller_uid
@@ -27,6 +31,18 @@ def definition(kind: ApiKind) -> Obj:
 
 
 POD_MONITOR_CRD, SCALED_OBJECT_CRD = definition(POD_MONITORS), definition(SCALED_OBJECTS)
+
+# Real CRDs of other projects: the module in e2e/cluster/go/gateway, and the file in it.
+_GATEWAY_FILES = {
+    "sigs.k8s.io/gateway-api": "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",
+    "sigs.k8s.io/gateway-api-inference-extension": ("config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"),
+}
+
+
+def gateway_crds() -> list[Obj]:
+    """Returns the CRDs of HTTPRoute and InferencePool."""
+    files = (module_directory("gateway", module, environment()) / path for module, path in _GATEWAY_FILES.items())
+    return [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files]
 
 
 def demo(namespace: str, name: str = "demo", **spec: Any) -> Obj:

@@ -11,6 +11,7 @@ from tests.operator.live.objects import (
     SCALED_OBJECT_CRD,
     accepted,
     demo,
+    gateway_crds,
     policy,
     updates,
     wait_condition,
@@ -25,9 +26,14 @@ EVERYTHING = {
     "model": {"uri": "hf://org/name"}, "networkPolicy": {}, "replicas": 2, "monitoring": {"podMonitor": {}},
     "podDisruptionBudget": {"maxUnavailable": 1}, "serviceAccount": {"annotations": {"a": "1"}},
     "service": {"annotations": {"a": "1"}}, "autoscaling": {"provider": "KEDA", "maxReplicas": 3},
+    "route": {"parentRefs": [{"name": "public"}]}, "inferencePool": {},
 }  # fmt: skip
 
 ASLEEP = {"minReplicas": 0, "maxReplicas": 2, "zero": {}}
+DELETED = (
+    *("NetworkPolicy", "PodMonitor", "ScaledObject", "PodDisruptionBudget", "ConfigMap"),
+    *("HTTPRoute", "InferencePool"),
+)
 
 
 def used(api: ApiServer, account: str) -> set[str]:
@@ -45,7 +51,7 @@ def used(api: ApiServer, account: str) -> set[str]:
 
 
 def test_the_used_permissions_are_the_granted_ones(api_server: ApiServer, admin: Kube, namespace: str) -> None:
-    for definition in (POD_MONITOR_CRD, SCALED_OBJECT_CRD):
+    for definition in (POD_MONITOR_CRD, SCALED_OBJECT_CRD, *gateway_crds()):
         admin.define(definition)
     install(api_server, admin, namespace, [namespace])
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
@@ -105,6 +111,7 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
     admin.patch(zero, {"spec": {"autoscaling": None}})
     admin.wait("no EndpointSlice", lambda: _is_gone(admin, endpoints))
     gone = {"model": {"uri": "demo://"}, "networkPolicy": None, "monitoring": None, "replicas": 1, "suspend": True}
+    gone |= {"route": None, "inferencePool": None}
     admin.patch(every, {"spec": gone})
     for number in range(5):  # more revisions than are retained, so old ones are deleted
         admin.patch(every, {"spec": {"engine": {"maxNumReqs": 10 + number}}})
@@ -112,7 +119,7 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
     # While suspended, the resource needs no budget. The ConfigMap of commits is deleted with the last revision that
     # uses it.
     for obj in stripped:
-        if obj["kind"] in ("NetworkPolicy", "PodMonitor", "ScaledObject", "PodDisruptionBudget", "ConfigMap"):
+        if obj["kind"] in DELETED:
             admin.wait(f"no {obj['kind']}", lambda obj=obj: _is_gone(admin, obj))
     first = next(obj for obj in stripped if obj["kind"] == "ControllerRevision")
     admin.wait("the first pin is gone", lambda: _is_gone(admin, first))

@@ -11,8 +11,8 @@ from unmask_operator.status.status_input import StatusInput
 from unmask_operator.status.transitions import EXPECTED_REASONS
 
 TWO_OPERATORS = "TwoOperators"  # a condition's reason
-# Conditions that Ready needs. AdaptersLoaded, ScalingReady, UpToDate, Protected and SettingsConsistent are not among
-# them: requests are served while they are False, except those of an adapter that failed to load.
+# Conditions that Ready needs. The others are not among them: the Service serves requests while they are False, except
+# those of an adapter that failed to load.
 NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available")
 
 
