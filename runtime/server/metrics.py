@@ -133,7 +133,8 @@ class EngineMetrics(Collector):
     Attributes:
         live_by_replica: live requests of each replica.
         work_by_replica: estimated tokens left in these requests.
-        max_running_requests: --max-num-reqs of an engine.
+        max_running_requests: --max-num-reqs of an engine. page_tokens: tokens of a KV page.
+        max_adapters: adapters that a device holds at once; 0: none.
         live_by_adapter: live requests of each adapter. adapters: names of all adapters.
         refresh: updates the live requests before they are read, if other processes have them.
     """
@@ -143,10 +144,11 @@ class EngineMetrics(Collector):
         self.past = EngineStats()
         self.live_by_replica: Sequence[int] = ()
         self.work_by_replica: Sequence[int] = ()
-        self.max_running_requests = 0
+        self.max_running_requests = self.page_tokens = self.max_adapters = 0
         self.live_by_adapter: Mapping[str, int] = {}
         self.adapters: Collection[str] = ()
         self.refresh: Callable[[], None] = lambda: None
+        self._adapters_in_use: tuple[Mapping[str, str], float] = {}, 0.0  # labels, and time of their last change
 
     def retire(self, replica: int) -> None:
         stats = self.current.pop(replica, None)
@@ -185,10 +187,24 @@ class EngineMetrics(Collector):
         waiting = Counts[str]()
         for stats in self.current.values():
             waiting.update(stats.adapters_waiting)
+        held = {name: min(waiting[name], count) for name, count in live.items()}
         run = GaugeMetricFamily("unmask_lora_requests_running", "Running requests of an adapter.", labels=["lora"])
-        yield _by_label(run, ((name, count - min(waiting[name], count)) for name, count in live.items()))
+        yield _by_label(run, ((name, count - held[name]) for name, count in live.items()))
         wait = GaugeMetricFamily("unmask_lora_requests_waiting", "Waiting requests of an adapter.", labels=["lora"])
-        yield _by_label(wait, ((name, min(waiting[name], count)) for name, count in live.items()))
+        yield _by_label(wait, held.items())
+        if not self.max_adapters:
+            return
+        labels = {
+            "max_lora": str(self.max_adapters),
+            "running_lora_adapters": ",".join(name for name, count in live.items() if count > held[name]),
+            "waiting_lora_adapters": ",".join(name for name, count in held.items() if count),
+        }
+        if labels != self._adapters_in_use[0]:
+            self._adapters_in_use = labels, time.time()
+        text = "Time of the last change of the adapters with running and waiting requests, which its labels list."
+        info = GaugeMetricFamily("unmask_lora_requests_info", text, labels=list(labels))
+        info.add_metric(list(labels.values()), self._adapters_in_use[1])
+        yield info
 
     def _replicas(self) -> Iterator[Metric]:
         """Yields metrics per replica."""
@@ -216,6 +232,7 @@ class EngineMetrics(Collector):
         yield from self._replicas()
         for field, (name, text) in _GAUGES.items():
             yield GaugeMetricFamily(f"unmask_{name}", text, value=self._sum(field))
+        yield GaugeMetricFamily("unmask_kv_page_tokens", "Tokens of a KV page.", value=self.page_tokens)
         pages, used, cached = self._sum("pages_total"), self._sum("pages_used"), self._sum("pages_cached")
         yield GaugeMetricFamily("unmask_kv_pages_free", "Free KV pages.", value=pages - used - cached)
         text = "Fraction of KV pages held by live requests."
@@ -398,6 +415,7 @@ class Metrics:
 
     def on_loaded(self, info: EngineInfo, seconds: float) -> None:
         self.engine_metrics.max_running_requests = info.max_num_reqs
+        self.engine_metrics.page_tokens, self.engine_metrics.max_adapters = info.page_size, info.max_loras
         self.load.set(seconds)
         self.build.info(
             {

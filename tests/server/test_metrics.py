@@ -10,18 +10,21 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from prometheus_client import generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import Metric, Sample
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from runtime.request.engine_messages import EngineStats
 from runtime.server.frontend_processes.metrics import FrontendMetrics
 from runtime.server.metrics import UNLABELLED, Metrics, RequestMetrics
+from tests.layout.pages import code
 from tests.request.test_sampling_params import INFO
 from tests.server.harness import FAKE, ROOT, serving
 from tests.wait import wait_until
 from unmask_operator.api.autoscaling import EXTRA_GAUGES, GAUGES
+from unmask_operator.render.route import ENGINE_LABEL
 
 
 def test_only_samples_that_the_operator_reads_lack_the_models_name() -> None:
@@ -223,3 +226,50 @@ def test_all_metrics_exist_before_any_process_starts(server: Server) -> None:
     assert server.values().keys() == names
     server.frontends.prepare(0)  # creates files without values
     assert server.values().keys() == names
+
+
+PICKED = ("unmask_requests_waiting", "unmask_requests_running", "unmask_kv_usage_ratio", "unmask_kv_pages",
+          "unmask_kv_page_tokens", "unmask_lora_requests_info")  # fmt: skip
+
+
+def test_the_documented_configuration_of_a_picker_names_these_values() -> None:
+    documents = [yaml.safe_load(block) for block in code("docs/operations/gateway.md", "yaml") if "llm-d.ai" in block]
+    (plugins,) = ({one["type"]: one.get("parameters") for one in doc["plugins"]} for doc in documents)
+    (engine,) = plugins["core-metrics-extractor"]["engineConfigs"]
+    assert sorted(name for field, name in engine.items() if field.endswith("Spec")) == sorted(PICKED)
+    assert plugins["core-metrics-extractor"]["defaultEngine"] == engine["name"] == ENGINE_LABEL["llm-d.ai/engine-type"]
+
+
+@pytest.mark.parametrize("adapters", [[], ["a"], ["c", "a", "b"]])
+def test_an_endpoint_picker_reads_one_series_of_each_value(adapters: list[str]) -> None:
+    """It takes the newest of several series of a name and adds none up."""
+    metrics = Metrics("m", RequestMetrics())
+    engine = metrics.engine_metrics
+    engine.page_tokens, engine.max_adapters, engine.max_running_requests = 32, 2 if adapters else 0, 8
+    engine.live_by_replica, engine.work_by_replica, engine.adapters = [2, 2], [0, 0], adapters
+
+    def read(live: dict[str, int], waiting: dict[str, int]) -> dict[str, Sample]:
+        engine.live_by_adapter, metrics.kept_until = live, 0.0
+        for replica in range(2):
+            metrics.record_stats(
+                replica, EngineStats(pages_total=50, pages_used=20, waiting=1, adapters_waiting=waiting)
+            )
+        families = text_string_to_metric_families(metrics.text().decode())
+        samples = [sample for family in families for sample in family.samples if sample.name in PICKED]
+        assert len({sample.name for sample in samples}) == len(samples)
+        return {sample.name: sample for sample in samples}
+
+    found = read({"a": 2, "c": 3}, {"c": 1})
+    values = [found[name].value for name in PICKED[:5]]
+    assert values == [2, 2, 0.4, 100, 32]
+    assert (PICKED[5] in found) == bool(adapters)
+    if not adapters:
+        return
+    info, others = found[PICKED[5]].labels, len(adapters) > 1
+    assert (info["max_lora"], info["waiting_lora_adapters"]) == ("2", "c" if others else "")
+    assert info["running_lora_adapters"] == ("a,c" if others else "a")
+    changed = read({"a": 2, "c": 3}, {"c": 1})[PICKED[5]].value
+    assert changed == found[PICKED[5]].value, "nothing has changed"
+    later = read({"a": 0}, {})[PICKED[5]]
+    assert (later.labels["running_lora_adapters"], later.labels["waiting_lora_adapters"]) == ("", "")
+    assert later.value >= changed
