@@ -20,6 +20,7 @@ PLACEHOLDERS = (
     "SECURITY.md",
     "charts/unmask-crds/Chart.yaml",
     "charts/unmask-operator/Chart.yaml",
+    "charts/artifacthub-repo.yml",
 )
 VERSIONS = {  # files, and where they have the version
     "runtime/__init__.py": r'^__version__ = "(.*)"$',
@@ -28,7 +29,7 @@ VERSIONS = {  # files, and where they have the version
     "compose.yaml": r"unmask-runtime:([\d.]+)",
     "examples/client-job.yaml": r"unmask-runtime:([\d.]+)",
     "charts/unmask-crds/Chart.yaml": r"^(?:version|appVersion): (.*)$",
-    "charts/unmask-operator/Chart.yaml": r"^(?:version|appVersion): (.*)$",
+    "charts/unmask-operator/Chart.yaml": r"(?:^(?:version|appVersion): |image: \S+:)(.*)$",
 }
 
 
