@@ -66,8 +66,8 @@ OTHER_FLAGS = {
     "tests": {"--all", "--list", "--uses", "--write", "--repeat", "--passes", "--jobs"},  # tools in tests/
     "docker": {"--gpus", "--name", "--rm", "--volume"},
     "helm": {
-        *("--create-namespace", "--kube-version", "--namespace", "--reset-then-reuse-values", "--set"),
-        *("--show-only", "--take-ownership", "--wait"),
+        *("--create-namespace", "--kube-version", "--destination", "--namespace", "--reset-then-reuse-values", "--set"),
+        *("--show-only", "--take-ownership", "--version", "--wait"),
     },
     "kubectl": {"--all", "--cascade", "--for", "--from-literal", "--overwrite", "--prefix", "--previous", "--replicas",
                 "--server-side", "--tail", "--type", "--watch"},

@@ -14,7 +14,7 @@ from unmask_operator.api.base import METADATA_KEY, RESERVED_ANNOTATIONS, RESERVE
 from unmask_operator.api.engine import BATCHED, RESERVED, Engine
 from unmask_operator.api.lora import Adapter, Lora
 from unmask_operator.api.network import Peer, Service
-from unmask_operator.api.pod import Parallelism
+from unmask_operator.api.pod import Gpu, GpuClaim, Parallelism
 from unmask_operator.api.route import Route
 from unmask_operator.api.spec import Model, PodDisruptionBudget, RolloutStrategy, Spec
 
@@ -153,6 +153,14 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "inferencePool",
         ),
         Rule(
+            "!has(self.gpu) || !has(self.gpu.resourceName) || !self.gpu.resourceName.contains('/mig-') || "
+            "!has(self.parallelism) || ((!has(self.parallelism.data) || self.parallelism.data == 1) && "
+            "(!has(self.parallelism.tensor) || self.parallelism.tensor == 1))",
+            "must be 1 with a MIG slice in gpu.resourceName, because a process sees one slice only; choose a larger "
+            "slice, or increase replicas",
+            "parallelism",
+        ),
+        Rule(
             "!has(self.image) || self.image.contains('@sha256:') || "
             f"(self.image.matches('{_TAGGED}') && !self.image.endsWith(':latest'))",
             "needs a tag other than latest, or a digest, so that all pods run the same image",
@@ -218,6 +226,18 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "!has(self.expert) || self.expert == 1 || (has(self.tensor) && self.expert == self.tensor)",
             "must be 1 (every expert is sharded across the GPUs) or equal to tensor (each GPU holds complete experts)",
             "expert",
+        ),
+    ),
+    Gpu: (
+        Rule(
+            "[has(self.resourceName), has(self.deviceClassName), has(self.resourceClaims)].filter(x, x).size() <= 1",
+            "resourceName, deviceClassName and resourceClaims exclude each other; keep one",
+        ),
+    ),
+    GpuClaim: (
+        Rule(
+            "has(self.resourceClaimName) != has(self.resourceClaimTemplateName)",
+            "needs either resourceClaimName or resourceClaimTemplateName",
         ),
     ),
     Adapter: (

@@ -171,6 +171,7 @@ class OperatorProcess:
             f"{prefix}PORT": str(self.port),
             f"{prefix}READ_NODES": "true",
             f"{prefix}KEDA": "true",
+            f"{prefix}DRA": "true",
             f"{prefix}GATEWAY": "true",
             f"{prefix}ACTIVATOR": ACTIVATOR,
             f"{prefix}LOG_FORMAT": "json",

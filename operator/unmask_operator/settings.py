@@ -39,6 +39,7 @@ class Settings:
     activator: str = ""  # the activator's Service in the operator's namespace; "": none
     # Labels of the activator's pods, which NetworkPolicies of services with spec.autoscaling.zero admit.
     activator_selector: Mapping[str, str] = field(default_factory=dict)
+    dra: bool = False  # whether the chart grants permissions on ResourceClaimTemplates
     gateway: bool = False  # whether the chart grants permissions on HTTPRoutes and InferencePools
     # Variables of all engines, such as proxies and HF_ENDPOINT.
     engine_env: Mapping[str, str] = field(default_factory=dict)

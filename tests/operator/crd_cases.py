@@ -30,6 +30,8 @@ def changed(change: Spec, name: str = "demo") -> Spec:
 DEMO = {"uri": "demo://"}
 HUB = {"uri": "hf://org/name"}
 TOKEN = {"name": "hub", "key": "token"}
+MIG = {"resourceName": "nvidia.com/mig-3g.40gb"}
+CLAIM = {"name": "gpus", "resourceClaimTemplateName": "a"}
 LIMITS = {"cpu": "2", "memory": "4Gi", "nvidia.com/mig-1g.5gb": 1}
 SCALED = {"maxReplicas": 3, "targets": {"queuedRequestsPerReplica": 4}}
 
@@ -105,7 +107,7 @@ RULES = (
          {"image": "registry.example:5000/unmask/runtime"}),
     Case("no pod can be replaced", {"rolloutStrategy": {"maxSurge": 0, "maxUnavailable": "50%"}},
          {"rolloutStrategy": {"maxSurge": "0%", "maxUnavailable": 0}}),
-    Case("exclude each other", {"podDisruptionBudget": {"minAvailable": "50%"}},
+    Case("minAvailable and maxUnavailable", {"podDisruptionBudget": {"minAvailable": "50%"}},
          {"podDisruptionBudget": {"minAvailable": 1, "maxUnavailable": 1}}),
     Case("must not be below minReplicas", {"autoscaling": {"minReplicas": 3, "maxReplicas": 3}},
          scaling(minReplicas=4)),
@@ -135,6 +137,12 @@ RULES = (
     Case("must not name a family twice",
          {"service": {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6"], "sessionAffinity": "None"}},
          {"service": {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6", "IPv6"]}}),
+    Case("must be 1 with a MIG slice", {"gpu": MIG, "parallelism": {"data": 1, "tensor": 1}},
+         {"gpu": MIG, "parallelism": {"tensor": 2}}),
+    Case("deviceClassName and resourceClaims", {"gpu": {"deviceClassName": "gpu.example.com"}},
+         {"gpu": {"deviceClassName": "gpu.example.com", "resourceName": "a/b"}}),
+    Case("needs either resourceClaimName", {"gpu": {"resourceClaims": [CLAIM]}},
+         {"gpu": {"resourceClaims": [{**CLAIM, "resourceClaimName": "b"}]}}),
     Case("which are for the cluster", route(paths=["/v1", "/generate", "/"]), route(paths=["/v1", "/metrics"])),
     Case("lists other DiffusionLMServices", route(backends=[{"service": "canary", "weight": 1}]),
          route(backends=[{"service": "reject", "weight": 1}])),
@@ -171,6 +179,9 @@ ALSO_REFUSED: dict[str, list[Spec]] = {
         adapters({}, {"uri": "hf://a/b"}), route(hostnames=["a.b", "a.b"]),
         route(backends=[{"service": "a", "weight": 1}, {"service": "a", "weight": 2}]),
     ],
+    "must be 1 with a MIG slice": [{"gpu": MIG, "parallelism": {"data": 2}}],
+    "deviceClassName and resourceClaims": [{"gpu": {"resourceClaims": [CLAIM], "deviceClassName": "a"}}],
+    "needs either resourceClaimName": [{"gpu": {"resourceClaims": [{"name": "a"}]}}],
     "which are for the cluster": [route(paths=[f"/{name}"]) for name in ("health", "ready", "startup/x")],
     "must not hold GPUs": [{"resources": {"requests": {"amd.com/gpu": 1}}},
                            {"gpu": {"resourceName": "x.dev/tpu"}, "resources": {"limits": {"x.dev/tpu": 1}}}],

@@ -84,4 +84,7 @@ def _section(node: dict[str, Any], following: str | int, is_last: bool) -> Any:
         made |= _BESIDE.get(following, {})
     if {"podSelector", "ipBlock"} <= members.keys() and (following != "ipBlock" or is_last):  # a peer needs one of them
         made["podSelector" if following == "namespaceSelector" else "namespaceSelector"] = {}
+    claims = ("resourceClaimName", "resourceClaimTemplateName")
+    if members.keys() >= {*claims}:  # a claim needs exactly one of them
+        made[claims[following == claims[0]]] = "name"
     return made

@@ -135,7 +135,7 @@ def test_further_permissions_are_granted_only_with_their_value(value, further, n
     objects = render(**{value: True, "watchNamespaces": namespaces})
     rules, expected = named(objects)[role]["rules"], [*(rule for rule in RULES if rule.scope == "watched"), *further]
     assert missing(rules, expected) == unused(rules, expected) == []
-    for name in ("keda", "gateway"):
+    for name in ("keda", "dra", "gateway"):
         assert getattr(settings(objects), name) == (value == f"{name}__enabled")
 
 

@@ -103,6 +103,9 @@ def test_the_definition_its_scale_columns_and_status_are_accepted(admin, definit
     assert names == ["Name", *(column[0] for column in crd.COLUMNS)]
     row = dict(zip(names, table["rows"][0]["cells"], strict=True))
     assert (row["Model"], row["Desired"]) == ("demo://", 3)
+    for uri, count in (("demo://", 1), ("hf://a/b", 0)):
+        selector = {"fieldSelector": f"spec.model.uri={uri}"}
+        assert len(admin.list(stored["apiVersion"], stored["kind"], namespace, **selector)) == count
 
 
 def test_a_null_is_accepted_where_a_field_may_be_absent_and_rejected_elsewhere(admin, definition):

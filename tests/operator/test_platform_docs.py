@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "operations"
 NAMES = (
     *("install", "privileges", "security", "rolling-upgrade", "autoscaling", "troubleshooting", "nodes-and-identities"),
-    *("argo-cd", "flux", "backup-restore", "gateway"),
+    *("argo-cd", "flux", "backup-restore", "gateway", "scheduling", "tenants", "capacity"),
 )
 PAGES = [*(DOCS / f"{name}.md" for name in NAMES), ROOT / "docs/get-started/kubernetes.md"]
 OPERATOR = ROOT / "operator" / "unmask_operator"

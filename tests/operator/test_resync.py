@@ -62,7 +62,9 @@ class Scene:
         self.cache = Cache()
         self.metrics = Metrics(self.cache, lambda: 0)
         events = EventHandler(self.cache, lambda key, seconds: self.enqueued.append(key))
-        self.resync = module.Resync(self, self.cache, events, Settings(**{"gateway": True, **settings}), self.metrics)
+        self.resync = module.Resync(
+            self, self.cache, events, Settings(**{"gateway": True, "dra": True, **settings}), self.metrics
+        )
 
     async def list(self, kind, namespace, selector, transform):
         self.tries.append((now(), kind, namespace))

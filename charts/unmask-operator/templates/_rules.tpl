@@ -57,6 +57,11 @@
   resources: [scaledobjects]
   verbs: [get, list, create, patch, delete]
 {{- end }}
+{{- if (.Values.dra).enabled }}
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaimtemplates]
+  verbs: [get, list, create, patch, delete]
+{{- end }}
 {{- if (.Values.gateway).enabled }}
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]

@@ -12,6 +12,9 @@ KEDA: "true"
 ACTIVATOR: {{ include "unmask.activator" . | quote }}
 ACTIVATOR_SELECTOR: {{ include "unmask.lines" (include "unmask.activatorSelector" . | fromYaml) | quote }}
 {{- end }}
+{{- if (.Values.dra).enabled }}
+DRA: "true"
+{{- end }}
 {{- if (.Values.gateway).enabled }}
 GATEWAY: "true"
 {{- end }}

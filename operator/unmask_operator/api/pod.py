@@ -4,10 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from unmask_operator.api.base import Annotations, Free, ObjectName, Quantity, Seconds, Section
+from unmask_operator.api.base import KEYED_BY_NAME, Annotations, Free, ObjectName, Quantity, Seconds, Section
 
 CACHE_SIZE = "100Gi"
 DEFAULT_GPU = "nvidia.com/gpu"
+_ClaimName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 _Size = Annotated[int, Field(ge=1, le=64)]
 _Failures = Annotated[int, Field(ge=1, le=10_000)]
 
@@ -100,13 +101,36 @@ class Parallelism(Section):
     complete experts. (--expert-parallel-size)"""
 
 
+class GpuClaim(Section):
+    """A claim of Dynamic Resource Allocation, as in resourceClaims of a pod."""
+
+    name: _ClaimName
+    """Name of the claim in the pod."""
+    resource_claim_name: ObjectName | None = None
+    """Existing ResourceClaim, which all pods share."""
+    resource_claim_template_name: ObjectName | None = None
+    """Existing ResourceClaimTemplate, from which each pod gets a claim."""
+
+
 class Gpu(Section):
     """GPUs of the pods. The engine uses GPUs if this section is present ({} is enough)."""
 
     resource_name: Annotated[
         str, Field(min_length=3, max_length=128, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9][-A-Za-z0-9_.]*$")
     ] = DEFAULT_GPU
-    """Extended resource name of the cluster's GPUs."""
+    """Extended resource name of the cluster's GPUs, unless deviceClassName or resourceClaims is set."""
+    device_class_name: ObjectName | None = None
+    """DeviceClass of Dynamic Resource Allocation. Every pod gets a claim for parallelism.tensor * parallelism.data
+    devices. Requires Kubernetes 1.34 and dra.enabled in the operator's chart."""
+    resource_claims: Annotated[list[GpuClaim], Field(min_length=1, max_length=8)] | None = Field(
+        default=None, json_schema_extra=KEYED_BY_NAME
+    )
+    """Claims of your own, which together provide parallelism.tensor * parallelism.data devices."""
+
+    @property
+    def extended_resource(self) -> str | None:
+        """Name of the extended resource; None if claims provide the devices."""
+        return None if self.device_class_name or self.resource_claims else self.resource_name
 
 
 ResourceMap = Annotated[dict[str, Quantity], Field(max_length=16)]

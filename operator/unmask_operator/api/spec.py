@@ -47,7 +47,9 @@ SCALE = frozenset({"replicas", "suspend"})  # also written by autoscalers and ku
 # Sections that are not part of the pod template. A revision records all others together with the pods.
 OUTSIDE_POD_TEMPLATE = SCALE | CHILD_OF.keys() | {"rolloutStrategy"}
 # Sections to parse while the pods stay unchanged: also those of other children, and the metadata of all children.
-READ_WHEN_PINNED = OUTSIDE_POD_TEMPLATE | {"lora", "inferencePool", "commonLabels", "commonAnnotations"}
+READ_WHEN_PINNED = OUTSIDE_POD_TEMPLATE | {
+    *("gpu", "parallelism", "lora", "inferencePool", "commonLabels", "commonAnnotations")
+}
 DRAIN_DELAY = 10
 
 

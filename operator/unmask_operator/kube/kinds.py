@@ -55,11 +55,12 @@ REVISIONS = ApiKind("apps/v1", "ControllerRevision", "controllerrevisions")
 POD_MONITORS = ApiKind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 SCALED_OBJECTS = ApiKind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 ENDPOINT_SLICES = ApiKind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
+CLAIM_TEMPLATES = ApiKind("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
 HTTP_ROUTES = ApiKind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 INFERENCE_POOLS = ApiKind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 
-# The kinds of children. Those of OPTIONAL are listed and not watched: their CustomResourceDefinition may be absent, or
-# the operator has few objects of a kind of which the cluster has many.
+# The kinds of children. Those of OPTIONAL are listed and not watched: some clusters lack them, or the operator has few
+# objects of a kind of which the cluster has many.
 CHILDREN = (
     ApiKind("v1", "Service", "services"),
     ApiKind("v1", "ServiceAccount", "serviceaccounts"),
@@ -72,14 +73,16 @@ CHILDREN = (
     POD_MONITORS,
     SCALED_OBJECTS,
     ENDPOINT_SLICES,
+    CLAIM_TEMPLATES,
     INFERENCE_POOLS,
     HTTP_ROUTES,
 )
-OPTIONAL = (POD_MONITORS, SCALED_OBJECTS, ENDPOINT_SLICES, INFERENCE_POOLS, HTTP_ROUTES)
+OPTIONAL = (POD_MONITORS, SCALED_OBJECTS, ENDPOINT_SLICES, CLAIM_TEMPLATES, INFERENCE_POOLS, HTTP_ROUTES)
 # Kinds that the chart grants only with a value, and the field of Settings with that value.
 GRANTED = {
     SCALED_OBJECTS: "keda",
     ENDPOINT_SLICES: "activator",
+    CLAIM_TEMPLATES: "dra",
     INFERENCE_POOLS: "gateway",
     HTTP_ROUTES: "gateway",
 }

@@ -6,6 +6,7 @@ from unmask_operator.objects import Obj
 from unmask_operator.plan.keda import SCALED_OBJECT
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render.children import PODMONITOR
+from unmask_operator.render.devices import CLAIMTEMPLATE
 from unmask_operator.render.route import HTTPROUTE, INFERENCEPOOL
 from unmask_operator.settings import Settings
 
@@ -17,31 +18,39 @@ class OptionalKind:
     """A kind that not every cluster has.
 
     Attributes:
-        condition: type of the condition that reports its absence.
+        condition: type of the condition that reports its absence. With "Accepted", no child of the spec is written.
         field: the field of the spec that asks for it.
-        crd: name of its CustomResourceDefinition.
-        origin: what installs it.
+        absence: what the cluster lacks.
+        fix: what installs it.
         value: value of the chart that grants permissions on it, and name of the setting; "": always granted.
     """
 
     condition: str
     field: str
-    crd: str
-    origin: str
+    absence: str
+    fix: str
     value: str = ""
 
 
+def _crd(condition: str, field: str, name: str, origin: str, value: str = "") -> OptionalKind:
+    absence = f"the CustomResourceDefinition {name} is not installed"
+    return OptionalKind(condition, field, absence, f"install {origin}", value)
+
+
 KINDS = {
-    PODMONITOR: OptionalKind(
+    PODMONITOR: _crd(
         "UpToDate", "spec.monitoring.podMonitor", "podmonitors.monitoring.coreos.com", "the Prometheus operator"
     ),
-    "/".join(SCALED_OBJECT): OptionalKind(
-        "ScalingReady", "spec.autoscaling.provider", "scaledobjects.keda.sh", "KEDA", "keda"
+    "/".join(SCALED_OBJECT): _crd("ScalingReady", "spec.autoscaling.provider", "scaledobjects.keda.sh", "KEDA", "keda"),
+    CLAIMTEMPLATE: OptionalKind(
+        "Accepted",
+        "spec.gpu.deviceClassName",
+        f"the cluster does not serve {CLAIMTEMPLATE}",
+        "upgrade it to Kubernetes 1.34 or newer",
+        "dra",
     ),
-    HTTPROUTE: OptionalKind(
-        "RouteReady", "spec.route", "httproutes.gateway.networking.k8s.io", "the Gateway API", "gateway"
-    ),
-    INFERENCEPOOL: OptionalKind(
+    HTTPROUTE: _crd("RouteReady", "spec.route", "httproutes.gateway.networking.k8s.io", "the Gateway API", "gateway"),
+    INFERENCEPOOL: _crd(
         "RouteReady",
         "spec.inferencePool",
         "inferencepools.inference.networking.k8s.io",
@@ -64,9 +73,5 @@ def problem_of(child: Obj, observed: Observed, settings: Settings) -> tuple[str,
         )
         return kind.condition, NOT_ENABLED, sentence
     if api not in observed.apis:
-        sentence = (
-            f"{kind.field}: the CustomResourceDefinition {kind.crd} is not installed; install {kind.origin} or remove "
-            "the field"
-        )
-        return kind.condition, MISSING_CRD, sentence
+        return kind.condition, MISSING_CRD, f"{kind.field}: {kind.absence}; {kind.fix} or remove the field"
     return None

@@ -12,6 +12,7 @@ from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.optional_kinds import problem_of
 from unmask_operator.render import render
 from unmask_operator.render.adapters import follows
+from unmask_operator.render.devices import templates_of
 from unmask_operator.render.labels import adapters_config, model_config, revision_name
 from unmask_operator.render.model import key_of, recorded
 from unmask_operator.render.revision import (
@@ -78,6 +79,8 @@ def plan(observed: Observed, settings: Settings) -> Plan:
     except SpecError as error:
         return last_accepted(observed, settings, Problem("Accepted", "InvalidSpec", str(error)))
     children, missing = _children(resource, observed, settings, revision)
+    if blocking := [problem for problem in missing if problem.condition == "Accepted"]:
+        return last_accepted(observed, settings, *blocking)
     if conflicts := _conflicts(children, observed, resource.uid):
         return last_accepted(observed, settings, *conflicts)
     return Plan(
@@ -269,6 +272,9 @@ def _superfluous(
     """
     planned = {Ref.of(child) for child in children}
     stay = {("ControllerRevision", revision_name(resource.name, number)) for number in revisions_to_keep(newest_first)}
+    retained = [revision for revision in newest_first if isinstance(revision, Revision)]
+    for revision in retained:
+        stay |= {("ResourceClaimTemplate", name) for name in templates_of(revision.rendered_pod.template)}
     templates = [revision.rendered_pod.template for revision in newest_first[:1] if isinstance(revision, Revision)]
     if any(map(follows, (*templates, *observed.pods))):  # even if the section cannot be read
         stay.add(("ConfigMap", adapters_config(resource.name)))

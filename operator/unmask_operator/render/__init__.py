@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import Obj
-from unmask_operator.render import adapters, children, route
+from unmask_operator.render import adapters, children, devices, route
 from unmask_operator.render.model import config_map
 from unmask_operator.render.revision import Revision, controller_revision
 from unmask_operator.render.workload import deployment
@@ -27,6 +27,7 @@ def render(
         controller_revision(resource, revision),
         config_map(resource, commits),
         adapters.config_map(resource),
+        devices.claim_template(resource),
         children.networkpolicy(resource, settings),
         children.service(resource),
         deployment(resource, revision.rendered_pod.template),

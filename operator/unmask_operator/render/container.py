@@ -5,7 +5,7 @@ import math
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE, LivenessProbe, ReadinessProbe, StartupProbe
 from unmask_operator.objects import Obj, quantity
-from unmask_operator.render import adapters, ca_bundle, model
+from unmask_operator.render import adapters, ca_bundle, devices, model
 from unmask_operator.render.arguments import engine_arguments
 from unmask_operator.render.labels import KEYS_MOUNT, MAIN, PORT, PORT_NAME
 from unmask_operator.render.model import variable
@@ -88,13 +88,15 @@ def limit_threads(main: Obj, ranks: int) -> None:
 
 def _resources(resource: DiffusionLMService) -> Obj:
     limits, requests = dict(resource.spec.resources.limits), dict(resource.spec.resources.requests)
-    if resource.spec.gpu:
-        limits[resource.spec.gpu.resource_name] = resource.spec.gpus_per_pod
+    if resource.spec.gpu and (name := resource.spec.gpu.extended_resource):
+        limits[name] = resource.spec.gpus_per_pod
     size = resource.spec.model_cache.empty_dir.size_limit
     # older schemas stored the default in the object, so it is not an explicit request
     if size not in (None, CACHE_SIZE) and _DISK not in {*limits, *requests}:
         requests[_DISK] = size
-    return {name: amounts for name, amounts in (("limits", limits), ("requests", requests)) if amounts}
+    claims = [{"name": claim["name"]} for claim in devices.pod_claims(resource)]
+    members = (("limits", limits), ("requests", requests), ("claims", claims))
+    return {name: amounts for name, amounts in members if amounts}
 
 
 def _probe(path: str, probe: StartupProbe | ReadinessProbe | LivenessProbe) -> Obj:

@@ -74,6 +74,8 @@ def is_own(ref: Ref, name: str) -> bool:
             return ref.name in (model_config(name), adapters_config(name))
         case "EndpointSlice":
             return ref.name.removesuffix("-ipv6") == activator_slice(name)
+        case "ResourceClaimTemplate":
+            return re.fullmatch(rf"{re.escape(name)}-gpu-[0-9a-f]{{8}}", ref.name) is not None
         case "ControllerRevision":
             return re.fullmatch(rf"{re.escape(name)}-r[1-9][0-9]*", ref.name) is not None
     return ref.name == engine_name(name)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE
 from unmask_operator.objects import RESTARTED_AT, TEMPLATE_LABEL, Obj, digest, section
-from unmask_operator.render import adapters, ca_bundle, container, model
+from unmask_operator.render import adapters, ca_bundle, container, devices, model
 from unmask_operator.render.labels import (
     KEYS_FILE,
     MAIN,
@@ -119,6 +119,8 @@ def _spec(resource: DiffusionLMService, settings: Settings, image: str, restarte
     resources = resource.spec.resources.model_dump(exclude_defaults=True)
     if before := ca_bundle.init_containers(main, settings, resources):
         spec["initContainers"] = before
+    if claims := devices.pod_claims(resource):
+        spec["resourceClaims"] = claims
     secrets = dict.fromkeys((*settings.image_pull_secrets, *(s.name for s in resource.spec.image_pull_secrets)))
     if secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in secrets]

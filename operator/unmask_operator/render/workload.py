@@ -36,7 +36,17 @@ def deployment(resource: DiffusionLMService, template: Obj) -> Obj:
         "revisionHistoryLimit": 3,
         "template": template,
     }
-    return child(resource, "apps/v1", "Deployment", resource.name, spec=spec)
+    made = child(resource, "apps/v1", "Deployment", resource.name, spec=spec)
+    made["metadata"]["labels"] = {**_recommended(template), **made["metadata"]["labels"]}
+    return made
+
+
+def _recommended(template: Obj) -> Obj:
+    """Returns recommended labels that only the Deployment has: in the pod template they would replace running pods."""
+    image = str(main_container(template["spec"]).get("image"))
+    tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
+    version = {"app.kubernetes.io/version": tag} if 0 < len(tag) <= 63 and tag[-1].isalnum() else {}
+    return {"app.kubernetes.io/part-of": "unmask", **version}
 
 
 def progress_deadline(pod: Mapping[str, Any]) -> int:

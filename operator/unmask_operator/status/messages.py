@@ -52,8 +52,9 @@ NoScheduler: no scheduler has handled pod {pod}: check that the scheduler {sched
 PersistentVolumeClaimNotFound: PersistentVolumeClaim {name} does not exist in this namespace: create it, or correct
     spec.model.uri or the volume of spec.podTemplate that names it
 PersistentVolumeClaimUnbound: a PersistentVolumeClaim has no volume yet: {names}; kubectl describe pvc says why
-ResourceClaimNotFound: {kind} {name} does not exist in this namespace: create it, or correct
+ResourceClaimNotFound: {kind} {name} does not exist in this namespace: create it, or correct spec.gpu.resourceClaims or
     spec.podTemplate.spec.resourceClaims
+WaitingForQueue: Kueue has not admitted pod {pod} yet{queue}; kubectl describe workloads says why
 ReadinessProbeFailed: pod {pod} has loaded its model, but its readiness probe (/ready) fails
 ReadinessGatesNotReady: pod {pod} waits for its readiness gates: {conditions}
 

@@ -8,7 +8,10 @@ from unmask_operator.objects import Obj
 
 # Reasons of normal operation: a condition that is False for one of them causes no Warning.
 EXPECTED_REASONS = frozenset(
-    ["Pending", "Starting", "Loading", "Progressing", "NoReadyPods", "Waiting", "NoReplicas", "NotAccepted", "Waking"]
+    [
+        *("Pending", "Starting", "Loading", "Progressing", "NoReadyPods", "Waiting", "NoReplicas", "NotAccepted"),
+        *("Waking", "WaitingForQueue"),
+    ]
 )
 # Reasons of the Events for conditions that become True, by condition type.
 _NAMED_LIKE_THE_CONDITION = ("Accepted", "ModelLoaded", "RolloutComplete", "AdaptersLoaded", "Ready")

@@ -27,12 +27,13 @@ EVERYTHING = {
     "podDisruptionBudget": {"maxUnavailable": 1}, "serviceAccount": {"annotations": {"a": "1"}},
     "service": {"annotations": {"a": "1"}}, "autoscaling": {"provider": "KEDA", "maxReplicas": 3},
     "route": {"parentRefs": [{"name": "public"}]}, "inferencePool": {},
+    "gpu": {"deviceClassName": "gpu.example.com"},
 }  # fmt: skip
 
 ASLEEP = {"minReplicas": 0, "maxReplicas": 2, "zero": {}}
 DELETED = (
     *("NetworkPolicy", "PodMonitor", "ScaledObject", "PodDisruptionBudget", "ConfigMap"),
-    *("HTTPRoute", "InferencePool"),
+    *("HTTPRoute", "InferencePool", "ResourceClaimTemplate"),
 )
 
 
@@ -111,7 +112,7 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
     admin.patch(zero, {"spec": {"autoscaling": None}})
     admin.wait("no EndpointSlice", lambda: _is_gone(admin, endpoints))
     gone = {"model": {"uri": "demo://"}, "networkPolicy": None, "monitoring": None, "replicas": 1, "suspend": True}
-    gone |= {"route": None, "inferencePool": None}
+    gone |= {"route": None, "inferencePool": None, "gpu": None}
     admin.patch(every, {"spec": gone})
     for number in range(5):  # more revisions than are retained, so old ones are deleted
         admin.patch(every, {"spec": {"engine": {"maxNumReqs": 10 + number}}})

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from unmask_operator.objects import KIND, condition, number
 from unmask_operator.status.condition import Condition, false, true
+from unmask_operator.status.conditions.scheduled import QUEUED
 from unmask_operator.status.status_input import StatusInput
 
 TYPE = "Stalled"
@@ -18,7 +19,7 @@ REFUSED_SECONDS = 120.0  # the resource is stalled after the API server has refu
 
 def stalled(inputs: StatusInput, accepted: Condition, ready: Condition) -> Condition | None:
     """Returns the condition, or None while Ready is True or may become True without an action."""
-    if ready.status == "True" or ready.reason == "Deleting":
+    if ready.status == "True" or ready.reason in ("Deleting", QUEUED):
         return None
     cause = _cause(inputs, accepted, ready)
     return true(cause.reason, cause.message) if cause else None

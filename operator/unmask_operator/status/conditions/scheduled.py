@@ -14,6 +14,8 @@ from unmask_operator.status.status_input import StatusInput
 
 UNSEEN_SECONDS = 30.0  # a scheduler handles a pod within seconds
 DEFAULT_SCHEDULER = "default-scheduler"
+QUEUED = "WaitingForQueue"  # a condition's reason
+_KUEUE = "kueue.x-k8s.io/"
 
 
 def evaluate(inputs: StatusInput) -> Condition | None:
@@ -45,7 +47,12 @@ def obstacle(inputs: StatusInput) -> Condition | None:
         sentence = pod_status.unschedulable(pod)
         if sentence is None:
             continue
-        found = _claim(pod, sentence) or gpus.shortage(inputs, pod, sentence) or _unschedulable(inputs, pod, sentence)
+        found = (
+            _queued(pod)
+            or _claim(pod, sentence)
+            or gpus.shortage(inputs, pod, sentence)
+            or _unschedulable(inputs, pod, sentence)
+        )
         if name := inputs.observed.preempted:
             return false(found.reason, f"pod {name} was preempted by a pod of higher priority; {found.message}")
         return found
@@ -62,6 +69,15 @@ def _unseen(inputs: StatusInput, pod: Obj) -> Condition | None:
     return false("NoScheduler", pod=pod_status.name(pod), scheduler=scheduler, field=field)
 
 
+def _queued(pod: Obj) -> Condition | None:
+    """Returns the condition for a pod that Kueue holds back with a scheduling gate, or None."""
+    gates = section(pod, "spec").get("schedulingGates") or ()
+    if not any(str(gate.get("name")).startswith(_KUEUE) for gate in gates):
+        return None
+    queue = section(pod["metadata"], "labels").get(f"{_KUEUE}queue-name")
+    return false(QUEUED, pod=pod_status.name(pod), queue=f", which waits in queue {queue}" if queue else "")
+
+
 def _unschedulable(inputs: StatusInput, pod: Obj, sentence: str) -> Condition:
     """Returns the scheduler's reasons, each with the fix, then its message."""
     reasons = parse_reasons(sentence)
@@ -69,7 +85,7 @@ def _unschedulable(inputs: StatusInput, pod: Obj, sentence: str) -> Condition:
     if not any(map(has_fix, reasons)):
         return false("Unschedulable", sentence)
     excluded = gpus.relevant_excluded_nodes(inputs, pod)
-    explained = explain(reasons, has_gpu=gpus.gpu_resource(inputs) is not None, excluded=excluded)
+    explained = explain(reasons, has_gpu="gpu" in inputs.spec, excluded=excluded)
     contended = any(reason.resource for reason in reasons)
     hint = f"; the old pods still serve: {gpus.REPLACE_HINT}" if contended and gpus.is_rolling(inputs) else ""
     return false("Unschedulable", f"{explained}{hint} ({sentence})")

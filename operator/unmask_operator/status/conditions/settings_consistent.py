@@ -127,7 +127,7 @@ def _gpus(spec: Spec, main: Obj) -> Iterator[Condition]:
 
 
 def _is_gpu(spec: Spec, name: str) -> bool:
-    return bool(_GPU.match(name)) or (spec.gpu is not None and name == spec.gpu.resource_name)
+    return bool(_GPU.match(name)) or (spec.gpu is not None and name == spec.gpu.extended_resource)
 
 
 def _memory(spec: Spec, main: Obj, of_pod: Obj) -> Iterator[Condition]:

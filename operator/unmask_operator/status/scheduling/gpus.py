@@ -65,9 +65,11 @@ def relevant_excluded_nodes(inputs: StatusInput, pod: Obj) -> Sequence[ExcludedN
 
 
 def gpu_resource(inputs: StatusInput) -> str | None:
-    """Returns the extended resource of the service's GPUs, or None without spec.gpu."""
+    """Returns the extended resource of the service's GPUs; None without spec.gpu, or if claims provide the GPUs."""
     gpu = inputs.spec.get("gpu")
-    return str(gpu.get("resourceName") or DEFAULT_GPU) if isinstance(gpu, dict) else None
+    if not isinstance(gpu, dict) or gpu.get("deviceClassName") or gpu.get("resourceClaims"):
+        return None
+    return str(gpu.get("resourceName") or DEFAULT_GPU)
 
 
 def _explain(

@@ -182,8 +182,8 @@ existing pods'? anti-affinity: the podAntiAffinity of a pod on the node excludes
     spec.podTemplate.metadata.labels, or add a node
 pod anti-affinity: relax {POD_SPEC}.affinity.podAntiAffinity, or add a node
 pod affinity: relax {POD_SPEC}.affinity.podAffinity
-allocate all claims|(?i:resource ?claim): no free device satisfies the ResourceClaims of {POD_SPEC}.resourceClaims;
-    kubectl describe resourceclaim says which
+allocate all claims|(?i:resource ?claim): no free device satisfies the ResourceClaims of spec.gpu or
+    {POD_SPEC}.resourceClaims; kubectl describe resourceclaim says which
 no nodes available to schedule pods: the cluster has no node; add one
 scheduling gates: a controller has yet to remove the pod's scheduling gates; check it, or remove
     {POD_SPEC}.schedulingGates
