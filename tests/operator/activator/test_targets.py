@@ -59,6 +59,7 @@ class Api:
 
     def __init__(self, *changes: object) -> None:
         self.listed, self.changes, self.versions, self.lists = [stored(3, "a")], list(changes), list[str](), 0
+        self.waits = False  # whether a watch is open after the last change
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         assert request.query.get("labelSelector") == "track=x"
@@ -67,6 +68,7 @@ class Api:
             return web.json_response({"metadata": {"resourceVersion": "5"}, "items": self.listed})
         self.versions.append(request.query["resourceVersion"])
         if not self.changes:
+            self.waits = True
             await asyncio.sleep(600)
         response = web.StreamResponse()
         await response.prepare(request)
@@ -87,7 +89,7 @@ def follow(api: Api, names: set[str], listed: int = 1) -> list[str]:
         found = dict(targets)
 
     def done() -> bool:
-        return not api.changes and api.lists == listed and {key.name for key in found} == names
+        return api.waits and api.lists == listed and {key.name for key in found} == names
 
     async def scene() -> None:
         with tempfile.TemporaryDirectory() as folder:
