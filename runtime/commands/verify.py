@@ -248,7 +248,7 @@ class AuthorsPrompt(msgspec.Struct):
     prompt_ids: list[Annotated[int, msgspec.Meta(ge=0)]]
     ids: list[list[Annotated[int, msgspec.Meta(ge=0)]]]
     logits: list[list[float]]
-    std: list[float]
+    std: list[Annotated[float, msgspec.Meta(ge=0)]]
 
     def restored(self, path: Path, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the logits [positions, vocab], -inf where the file has none, and their standard deviations."""
@@ -343,11 +343,14 @@ def compare(reference: torch.Tensor, deviations: torch.Tensor, own: torch.Tensor
         own: [positions, vocab] of any type.
         near_tie: largest distance of the reference's logits of two tokens, in `deviations`, that rounding may cause.
     """
-    best, mine = reference.argmax(-1, keepdim=True), own.float().argmax(-1, keepdim=True)
-    gaps = (reference.gather(-1, best) - reference.gather(-1, mine)) / deviations[:, None]
-    others = int((gaps > near_tie).sum() + gaps.isnan().sum())
-    equal = int((best == mine).sum())
-    return Agreement(len(own), equal, len(own) - equal - others, others)
+    own = own.float()
+    best, mine = reference.argmax(-1, keepdim=True), own.argmax(-1, keepdim=True)
+    gaps = reference.gather(-1, best) - reference.gather(-1, mine)
+    broken = gaps.isnan() | own.gather(-1, mine).isnan()
+    equal = (best == mine) & ~broken
+    near = ~equal & ~broken & (gaps / deviations[:, None] <= near_tie)
+    counts = len(own), int(equal.sum()), int(near.sum())
+    return Agreement(*counts, counts[0] - counts[1] - counts[2])
 
 
 class Reference:

@@ -73,6 +73,7 @@ def test_without_a_file_the_answers_are_printed(capsys: pytest.CaptureFixture[st
         (["--against", "nothing.json"], "--against nothing.json: cannot be read"),
         (["--against", "short.json"], "--against short.json: cannot be read (Object missing required field"),
         (["--against", "uneven.json"], "--against uneven.json: cannot be read (prompts[0] has rows of different len"),
+        (["--against", "negative.json"], "--against negative.json: cannot be read (Expected `float` >= 0"),
         (["--quantisation", "int4"], "no such flag"),
     ],
 )  # fmt: skip
@@ -87,6 +88,8 @@ def test_what_cannot_be_compared_is_said_before_the_model_is_loaded(
     uneven = {"prompt_ids": [1, 2], "ids": [[1], [2]], "logits": [[1.0]], "std": [1.0, 1.0]}
     about = {"family": "sdar", "strategy": "multi_bd", "block_size": 4}
     Path("uneven.json").write_text(json.dumps({**about, "prompts": [uneven]}))
+    negative = uneven | {"logits": [[1.0], [1.0]], "std": [1.0, -1.0]}
+    Path("negative.json").write_text(json.dumps({**about, "prompts": [negative]}))
     assert cli.main(["verify", *argv, *CPU]) == 2
     assert says in capsys.readouterr().err.splitlines()[-1]
 
@@ -199,3 +202,22 @@ def test_masks_of_the_authors_code() -> None:
     assert mask("llada", "full") is None
     with pytest.raises(SystemExit, match=r"nemotron_diffusion is called is not known; change forward\(\)"):
         mask("nemotron_diffusion", "nemotron_diffusion")
+
+
+@pytest.mark.parametrize(
+    ("reference", "deviation", "own", "expected"),
+    [
+        pytest.param([0.0, 1.0], 0.7, [0.0, 9.0], (1, 0, 0), id="the same token"),
+        pytest.param([0.9, 1.0], 1.0, [9.0, 0.0], (0, 1, 0), id="a near tie"),
+        pytest.param([0.0, 1.0], 0.7, [9.0, 0.0], (0, 0, 1), id="another token"),
+        pytest.param([1.0, 1.0], 0.0, [1.0, 1.0], (1, 0, 0), id="equal logits"),
+        pytest.param([1.0, -torch.inf], torch.nan, [1.0, -torch.inf], (1, 0, 0), id="an id of which there is no logit"),
+        pytest.param([torch.nan, 1.0], torch.nan, [1.0, 0.0], (0, 0, 1), id="a reference that is no number"),
+        pytest.param([1.0, 0.9], 1.0, [0.0, torch.nan], (0, 0, 1), id="a logit that is no number"),
+    ],
+)
+def test_every_position_counts_once(
+    reference: list[float], deviation: float, own: list[float], expected: tuple[int, int, int]
+) -> None:
+    found = verify.compare(torch.tensor([reference]), torch.tensor([deviation]), torch.tensor([own]), 0.25)
+    assert found == (1, *expected)
