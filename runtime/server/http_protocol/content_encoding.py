@@ -42,7 +42,7 @@ def codings(values: Iterable[str]) -> list[str]:
 
 
 def decoding(data: bytes, coding: str) -> Iterator[bytes]:
-    """Yields the decoded bytes of one coding in pieces of at most `STEP`, some of them empty.
+    """Yields the decoded bytes of one coding in pieces of at most `DECODED_STEP_BYTES`, some of them empty.
 
     Raises:
         RequestError: 400 for data that is malformed, incomplete, or followed by other data.
