@@ -122,7 +122,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     missing = f"there is no route {target}"
     if len(request.url.path) <= MAX_SUGGESTED_FOR:
         missing += did_you_mean(request.url.path, request.app.openapi_schema["paths"], cutoff=0.75)
-    message = {404: missing, 405: f"{target} is not possible with this method"}.get(
+    allowed = (error.headers or {}).get("Allow", "another one")
+    message = {404: missing, 405: f"{target} is not possible with this method; use {allowed}"}.get(
         error.status_code, str(error.detail)
     )
     return error_response_for(request.url.path, RequestError(message, status=error.status_code), error.headers)

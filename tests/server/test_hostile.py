@@ -224,6 +224,7 @@ def test_405_names_the_allowed_methods(server: ServerProcess) -> None:
     with server.client() as client:
         answer = client.get("/generate")
         assert answer.status_code == 405
+        assert f"use {answer.headers['Allow']}" in answer.json()["error"]["message"]
         assert answer.headers["allow"] == "POST"
         assert client.get("/").status_code == 200
 
