@@ -85,6 +85,7 @@ OTHER_FLAGS = {
     "velero": {"--include-namespaces", "--selector"},
     "openapi-python-client": {"--url"},
     "unmask models": {"--json"},
+    "runtime.fetch": {"--keep", "--result", "--to", "--writer"},
     "unmask pull": {"--to"},
     "unmask verify": {"--against", "--answers", "--print-script", "--record"},
     "placeholders": {"--flag"},

@@ -15,6 +15,7 @@ from runtime.errors import ConfigError
 if TYPE_CHECKING:
     from runtime.config import EngineConfig
     from runtime.weights.checkpoint import Checkpoint
+    from runtime.weights.hub import Progress, Repository
 
 REPORT_SECONDS = 10.0  # between lines of progress in a log
 EPILOG = """\
@@ -66,39 +67,79 @@ def pull(engine: EngineConfig, to: Path | None) -> Path:
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     from runtime.weights import hub
-    from runtime.weights.checkpoint import listed_weights, open_checkpoint, summary
+    from runtime.weights.checkpoint import fetch_text, open_checkpoint
     from runtime.weights.repository import write_repository
 
     model = engine.model
     if model is None or not model.startswith("hf://"):
         raise ConfigError(f"{model!r} is not org/name or hf://org/name; only models of the hub are downloaded")
     disable_progress_bars()
-    if to is not None:
+    if to is None:
+        checkpoint = open_checkpoint(model)
+        repository = _listed(model, checkpoint.path.name)
+    else:
         _check_writable(to)
-    checkpoint = open_checkpoint(model)
+        repository = hub.Repository.resolve(model)
+        checkpoint = fetch_text(repository, to)
+    names = files_read(repository, checkpoint)
+    _check_supported(engine, checkpoint)
+    line = ProgressLine(sys.stderr)
+    directory = fetch_checked(repository, names, line.show, to)
+    line.end()
+    if to is not None:
+        write_repository(directory, hub.parse(model)[0])
+    return directory
+
+
+def files_read(repository: Repository, checkpoint: Checkpoint) -> list[str]:
+    """Returns the files of a repository that the server reads. Raises ConfigError if it lacks weights."""
+    from runtime.weights.checkpoint import listed_weights
+
+    return [*repository.text_files(), *listed_weights(repository, checkpoint)]
+
+
+def fetch_checked(repository: Repository, names: list[str], progress: Progress, to: Path | None) -> Path:
+    """Downloads files of a repository, and compares them with those of the hub.
+
+    Args:
+        repository: The repository.
+        names: The files.
+        progress: See `Repository.fetch`.
+        to: As for `pull`.
+
+    Returns:
+        The directory.
+
+    Raises:
+        ConfigError: As `pull`.
+    """
+    from runtime.weights.checkpoint import summary
+    from runtime.weights.hub import TemporaryError
+
+    size = sum(repository.files[name].size for name in names)
+    print(f"{repository.model}, commit {repository.commit}: {len(names)} files, {size / 1e9:.2f} GB", file=sys.stderr)
+    directory = repository.fetch(names, progress, to)
+    if wrong := repository.differing(directory, names, progress):
+        for name in wrong:
+            for path in {(directory / name).resolve(), directory / name}:  # in the cache, a link and its target
+                path.unlink(missing_ok=True)
+        raise TemporaryError(
+            f"{summary(wrong)} differed from the hub and {'was' if len(wrong) == 1 else 'were'} removed; call again"
+        )
+    return directory
+
+
+def _listed(model: str, commit: str) -> Repository:
+    """Lists the files of a repository on the hub. Raises TemporaryError."""
+    from runtime.weights import hub
+
     try:
-        repository = hub.Repository.of(model, checkpoint.path.name)
+        repository = hub.Repository.of(model, commit)
     except hub.HubUnavailable as error:
         raise hub.TemporaryError(f"{model!r} could not be compared with the hub: {error}") from error
     if repository.unavailable:
         raise hub.TemporaryError(f"{model!r} could not be compared with the hub: {repository.unavailable}")
-    names = [*repository.text_files(), *listed_weights(repository, checkpoint)]
-    _check_supported(engine, checkpoint)
-    size = sum(repository.files[name].size for name in names)
-    print(f"{model}, commit {repository.commit}: {len(names)} files, {size / 1e9:.2f} GB", file=sys.stderr)
-    line = ProgressLine(sys.stderr)
-    directory = repository.fetch(names, line.show, to)
-    line.end()
-    if wrong := repository.differing(directory, names):
-        for name in wrong:
-            for path in {(directory / name).resolve(), directory / name}:  # in the cache, a link and its target
-                path.unlink(missing_ok=True)
-        raise hub.TemporaryError(
-            f"{summary(wrong)} differed from the hub and {'was' if len(wrong) == 1 else 'were'} removed; call again"
-        )
-    if to is not None:
-        write_repository(directory, hub.parse(model)[0])
-    return directory
+    return repository
 
 
 def _check_supported(engine: EngineConfig, checkpoint: Checkpoint) -> None:

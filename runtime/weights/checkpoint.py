@@ -247,14 +247,15 @@ def open_checkpoint(model: str | None, *, has_weights: bool = True) -> Checkpoin
             raise ConfigError("this copy of unmask has no demo checkpoint; name a model with --model")
         return _open(path, has_weights=has_weights)
     if model.startswith("hf://"):
-        path = hub.download(model, hub.TEXT_PATTERNS, hub.SUBFOLDERS)
-        if not checkpoint_files.has(path, "config.json"):
-            raise ConfigError(
-                f"{model} has no config.json, so it is no checkpoint in the format of Hugging Face (GGUF is not "
-                "supported); name another repository"
-            )
-        return _open(path, has_weights=False)
+        return _open_text(model, hub.download(model, hub.TEXT_PATTERNS, hub.SUBFOLDERS))
     return _open(checkpoint_files.find_directory(model, f"--model {model!r}"), has_weights=has_weights)
+
+
+def fetch_text(repository: hub.Repository, to: Path) -> Checkpoint:
+    """Downloads the files other than weights into the directory `to`. Raises ConfigError as `open_checkpoint`."""
+    if names := repository.text_files():
+        repository.fetch(names, to=to)
+    return _open_text(repository.model, to)
 
 
 def resolve_text_files(model: str | None) -> Path:
@@ -373,6 +374,16 @@ def summary(names: list[str], limit: int = 4) -> str:
     """Returns a few names and the count of the rest: ``"'a', 'b' and 3 more"``."""
     shown = ", ".join(repr(n) for n in names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def _open_text(model: str, path: Path) -> Checkpoint:
+    """Opens the directory with the files of a repository other than weights."""
+    if not checkpoint_files.has(path, "config.json"):
+        raise ConfigError(
+            f"{model} has no config.json, so it is no checkpoint in the format of Hugging Face (GGUF is not "
+            "supported); name another repository"
+        )
+    return _open(path, has_weights=False)
 
 
 def _open(path: Path, *, has_weights: bool) -> Checkpoint:

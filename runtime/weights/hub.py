@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
 import re
 import shutil
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,6 +23,8 @@ TEXT_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 # Other checkpoints, adapters and logs. Templates in a subfolder are read.
 SUBFOLDERS = tuple(f"*/{pattern}" for pattern in TEXT_PATTERNS if pattern != "*.jinja")
 PROGRESS_SECONDS = 0.5  # seconds between calls of `progress`
+# Downloads at once. In a plain directory each one locks a file, which takes long on some network volumes.
+FILES_AT_ONCE, CACHED_AT_ONCE = 4, 8
 
 _QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]+")
 
@@ -59,8 +62,7 @@ def download(model: str, patterns: Sequence[str], ignore: Sequence[str] = (), *,
                 except errors.IncompleteSnapshotError as incomplete:
                     lacks = str(incomplete).partition(". ")[0]  # the first sentence names the files
                     reason = f"an earlier download did not end ({lacks}), and {reason}"
-        kind = TemporaryError if _is_unreachable(error) else ConfigError
-        raise kind(f"{named} {model!r} could not be fetched: {reason}") from error
+        raise failure(error, f"{named} {model!r} could not be fetched: {reason}") from error
 
 
 def parse(model: str, named: str = "--model") -> tuple[str, str | None]:
@@ -79,12 +81,17 @@ class HubFile:
     size: int
     blob: str
 
+    @property
+    def sha256(self) -> str:
+        """The sha256 of the content; "" if the hub states only the hash of the git blob."""
+        return self.blob if len(self.blob) == hashlib.sha256().digest_size * 2 else ""
+
     def matches(self, path: Path) -> bool:
         """Whether the content of a file is this one, by its size and hash: sha256, or that of a git blob."""
         if _size(path) != self.size:
             return False
         with path.open("rb") as file:
-            if len(self.blob) == hashlib.sha256().digest_size * 2:
+            if self.sha256:
                 return hashlib.file_digest(file, "sha256").hexdigest() == self.blob
             content = file.read()
         return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == self.blob
@@ -92,6 +99,26 @@ class HubFile:
 
 class TemporaryError(ConfigError):
     """A download failed, and may succeed later."""
+
+
+class AccessError(ConfigError):
+    """The hub refuses the token, or needs one."""
+
+
+class DirectoryError(ConfigError):
+    """The directory of a download cannot be written."""
+
+
+class SpaceError(ConfigError):
+    """The disk has no space for a download.
+
+    Attributes:
+        problem: The message without the fix.
+    """
+
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(f"{problem}; {fix}")
+        self.problem = problem
 
 
 class HubUnavailable(Exception):
@@ -113,14 +140,24 @@ class Repository:
     unavailable: str = ""
 
     @classmethod
+    def resolve(cls, model: str) -> Repository:
+        """Lists the files of the revision that `model` names. Raises ConfigError: as `download`."""
+        _, revision = parse(model)
+        try:
+            return cls._listed(model, revision)
+        except Exception as error:
+            reason = _why(error, revision)
+            raise failure(error, f"--model {model!r} could not be fetched: {reason}") from error
+
+    @classmethod
     def of(cls, model: str, commit: str) -> Repository:
         """Lists the files of a repository. Raises HubUnavailable."""
-        from huggingface_hub import HfApi, get_cached_repo_tree
+        from huggingface_hub import get_cached_repo_tree
         from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
         repository, _ = parse(model)
         try:
-            listed = HfApi().model_info(repository, revision=commit, files_metadata=True).siblings or ()
+            return cls._listed(model, commit)
         except Exception as error:
             reason = _why(error, commit)
             try:
@@ -128,8 +165,16 @@ class Repository:
             except CachedRepoTreeNotFoundError:
                 raise HubUnavailable(reason) from error
             return cls(model, commit, {file.path: HubFile(file.size, file.blob_id) for file in tree}, reason)
+
+    @classmethod
+    def _listed(cls, model: str, revision: str | None) -> Repository:
+        from huggingface_hub import HfApi
+
+        info = HfApi().model_info(parse(model)[0], revision=revision, files_metadata=True)
+        listed = info.siblings or ()
         blobs = {file.rfilename: (file.lfs.sha256 if file.lfs else file.blob_id) or "" for file in listed}
-        return cls(model, commit, {file.rfilename: HubFile(file.size or 0, blobs[file.rfilename]) for file in listed})
+        files = {file.rfilename: HubFile(file.size or 0, blobs[file.rfilename]) for file in listed}
+        return cls(model, info.sha or revision or "", files)
 
     def text_files(self) -> list[str]:
         """Returns the names of the files other than weights that are read."""
@@ -141,7 +186,7 @@ class Repository:
         )
 
     def check_disk(self, names: Collection[str], to: Path | None = None) -> None:
-        """Raises ConfigError if the disk of the cache, or of the directory `to`, has no space for these files."""
+        """Raises SpaceError if the disk of the cache, or of the directory `to`, has no space for these files."""
         from huggingface_hub.constants import HF_HUB_CACHE
 
         files = {name: self.files[name] for name in names}
@@ -150,10 +195,8 @@ class Repository:
         free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
         if rest > free:
             fix = "set HF_HOME to a directory with more" if to is None else "name another directory"
-            raise ConfigError(
-                f"--model {self.model!r}: {rest / 1e9:.2f} GB are to be downloaded, but {place} has {free / 1e9:.2f} "
-                f"GB of free space; free some, or {fix}"
-            )
+            problem = f"--model {self.model!r}: {rest / 1e9:.2f} GB are to be downloaded, but {place} has "
+            raise SpaceError(f"{problem}{free / 1e9:.2f} GB of free space", f"free some, or {fix}")
 
     def fetch(self, names: Collection[str], progress: Progress | None = None, to: Path | None = None) -> Path:
         """Downloads files into huggingface_hub's cache, or into the directory `to`. Complete files are not requested.
@@ -185,13 +228,27 @@ class Repository:
             while not wait([fetched], PROGRESS_SECONDS).done:
                 progress("download", self._present(files, to), total)
         if error := fetched.exception():
-            kind = TemporaryError if _is_unreachable(error) else ConfigError
-            raise kind(f"--model {self.model!r} could not be fetched: {_why(error, self.commit)}") from error
+            reason = _why(error, self.commit)
+            raise failure(error, f"--model {self.model!r} could not be fetched: {reason}") from error
         return fetched.result()
 
-    def differing(self, directory: Path, names: Collection[str]) -> list[str]:
-        """Returns which files in a directory differ from those of the hub in size or content, or are missing."""
-        return [name for name in sorted(names) if not self.files[name].matches(directory / name)]
+    def differing(self, directory: Path, names: Collection[str], progress: Progress | None = None) -> list[str]:
+        """Returns which files in a directory differ from those of the hub in size or content, or are missing.
+
+        Args:
+            directory: The directory.
+            names: The files.
+            progress: Called after each file.
+        """
+        done, total, wrong = 0, sum(self.files[name].size for name in names), []
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:  # hashes are computed without Python's lock
+            matches = pool.map(lambda name: self.files[name].matches(directory / name), sorted(names))
+            for name, matched in zip(sorted(names), matches, strict=True):
+                done += self.files[name].size
+                wrong += [] if matched else [name]
+                if progress is not None:
+                    progress("verify", done, total)
+        return wrong
 
     def _present(self, files: Mapping[str, HubFile], to: Path | None) -> int:
         """Returns the downloaded bytes, from the disk: other processes of this server download into the same cache."""
@@ -228,7 +285,7 @@ def _snapshot(
 
     path = snapshot_download(
         repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(ignore),
-        local_files_only=local_files_only, local_dir=to,
+        local_files_only=local_files_only, local_dir=to, max_workers=FILES_AT_ONCE if to else CACHED_AT_ONCE,
     )  # fmt: skip
     return Path(path)
 
@@ -276,6 +333,21 @@ def _why(error: BaseException, revision: str | None) -> str:
             "HF_ENDPOINT, or give a directory with the files"
         )
     return reason
+
+
+def failure(error: BaseException, message: str) -> ConfigError:
+    """Returns the error of a failed download, by its cause."""
+    from huggingface_hub import errors
+
+    if _is_unreachable(error):
+        return TemporaryError(message)
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
+    if status in (401, 403):
+        return AccessError(message)
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return SpaceError(message, "free some space")
+    return DirectoryError(message) if number in (errno.EACCES, errno.EPERM, errno.EROFS) else ConfigError(message)
 
 
 def _is_unreachable(error: BaseException) -> bool:
