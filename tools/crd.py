@@ -17,6 +17,7 @@ SHORT_NAME = "dlms"
 CATEGORY = "unmask"
 _READY = '.status.conditions[?(@.type=="Ready")]'
 _ROUTE = '.status.conditions[?(@.type=="RouteReady")]'
+_CACHED = '.status.conditions[?(@.type=="ModelCached")].status'
 _ADAPTERS = '.status.conditions[?(@.type=="AdaptersLoaded")]'
 
 COLUMNS = (
@@ -25,6 +26,7 @@ COLUMNS = (
     ("Model", "string", ".spec.model.uri", "The checkpoint.", 0),
     ("Available", "integer", ".status.readyReplicas", "Number of Ready pods.", 0),
     ("Desired", "integer", ".spec.replicas", "Desired number of pods.", 0),
+    ("Cached", "string", _CACHED, "Status of the condition ModelCached.", 1),
     ("Adapters", "string", f"{_ADAPTERS}.status", "Status of the condition AdaptersLoaded.", 1),
     ("Route", "string", f"{_ROUTE}.status", "Status of the condition RouteReady.", 1),
     ("URL", "string", ".status.addresses[0].url", "Base URL of the API: of the load balancer, or in the cluster.", 0),

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from unmask_operator.kube.kinds import (
     CHILDREN,
+    CLAIMS,
     DLMS,
     ENDPOINT_SLICES,
     EVENTS,
     GRANTED,
+    JOBS,
     LEASES,
     NODES,
     OPTIONAL,
@@ -122,6 +124,14 @@ ACTIVATOR_RULES = (
     _rule(GROUP, f"{PLURAL}/scale", "patch", "adds the first replica when a request arrives"),
     _rule(ENDPOINT_SLICES.group, ENDPOINT_SLICES.plural, "list", "the pods that take the held requests"),
 )
+
+# Granted only with modelCache.enabled of the chart (settings.model_cache).
+MODEL_CACHE_RULES = (
+    _rule(JOBS.group, JOBS.plural, "get list watch create patch delete", "downloads of models to claims"),
+    _rule(CLAIMS.group, CLAIMS.plural, "get list watch create patch", "claims with models"),
+)
+# Granted only with both modelCache.enabled and rbac.adoption.
+CLAIM_ADOPTION_RULE = _rule(CLAIMS.group, CLAIMS.plural, "delete", "to set the owner of a claim that a resource adopts")
 
 # Granted only with rbac.readNodes of the chart (settings.read_nodes).
 NODE_RULE = _rule(

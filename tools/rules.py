@@ -13,6 +13,7 @@ from unmask_operator.api.autoscaling import Autoscaling
 from unmask_operator.api.base import METADATA_KEY, RESERVED_ANNOTATIONS, RESERVED_LABELS, Section
 from unmask_operator.api.engine import BATCHED, RESERVED, Engine
 from unmask_operator.api.lora import Adapter, Lora
+from unmask_operator.api.model_cache import ModelCache, ModelClaim
 from unmask_operator.api.network import Peer, Service
 from unmask_operator.api.pod import Gpu, GpuClaim, Parallelism
 from unmask_operator.api.route import Route
@@ -166,6 +167,11 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "needs a tag other than latest, or a digest, so that all pods run the same image",
             "image",
         ),
+        Rule(
+            "!has(self.modelCache) || !has(self.modelCache.pvc) || self.model.uri.startsWith('hf://')",
+            "only an hf:// model is downloaded; remove it",
+            "modelCache.pvc",
+        ),
         _keys_rule("commonLabels", RESERVED_LABELS),
         _names_rule("commonLabels"),
         _keys_rule("commonAnnotations", RESERVED_ANNOTATIONS),
@@ -181,6 +187,38 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "!has(self.revision) || self.uri.startsWith('hf://')",
             "only a model of the hub (hf://) has revisions; remove it",
             "revision",
+        ),
+    ),
+    ModelCache: (
+        Rule("!has(self.emptyDir) || !has(self.pvc)", "emptyDir and pvc exclude each other; remove one"),
+        Rule("!has(self.fetch) || has(self.pvc)", "only with pvc a Job downloads the model; remove it", "fetch"),
+    ),
+    ModelClaim: (
+        Rule("has(self.claimName) != has(self.size)", "needs claimName or size, and not both"),
+        Rule(
+            "has(self.size) || (!has(self.storageClassName) && !has(self.accessModes))",
+            "storageClassName and accessModes are of a claim that the operator creates; set size or remove them",
+        ),
+        Rule("!has(self.size) || quantity(string(self.size)).isGreaterThan(quantity('0'))", "must be above 0", "size"),
+        Rule(
+            "!has(self.accessModes) || self.accessModes.exists(m, m != 'ReadOnlyMany')",
+            "needs ReadWriteMany or ReadWriteOnce, because the download writes to the claim",
+            "accessModes",
+        ),
+        Rule(
+            "!has(self.size) || !has(oldSelf.size) || "
+            "quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",
+            "a claim only grows; use a larger size, or a claim of your own in claimName",
+            "size",
+        ),
+        *(
+            Rule(
+                f"!has(self.size) || !has(oldSelf.size) || (has(self.{field}) == has(oldSelf.{field}) && "
+                f"(!has(self.{field}) || self.{field} == oldSelf.{field}))",
+                f"{field} of a claim is immutable; use a claim of your own in claimName",
+                field,
+            )
+            for field in ("storageClassName", "accessModes")
         ),
     ),
     Engine: (

@@ -10,7 +10,7 @@ from unmask_operator.api.base import Section
 from unmask_operator.status.limits import ENTRIES, REASON_PATTERN, TEXTS
 
 _Count = Annotated[int, Field(ge=0)]
-_CONDITION, _ADAPTER = TEXTS["conditions"], TEXTS["adapters"]
+_CONDITION, _ADAPTER, _CACHE = TEXTS["conditions"], TEXTS["adapters"], TEXTS["modelCache"]
 _Time = Annotated[str, Field(max_length=TEXTS["lastScaleTime"], json_schema_extra={"format": "date-time"})]
 
 
@@ -77,6 +77,25 @@ class ModelStatus(Section):
     )
 
 
+class ModelCacheStatus(Section):
+    """The copy of the model for all pods."""
+
+    claim: Annotated[str, Field(max_length=_CACHE["claim"])] | None = Field(
+        default=None, description="Name of the PersistentVolumeClaim."
+    )
+    key: Annotated[str, Field(max_length=_CACHE["key"])] | None = Field(
+        default=None, description="Directory of the repository in the claim."
+    )
+    commit: Annotated[str, Field(max_length=_CACHE["commit"])] | None = Field(
+        default=None, description="Commit of the complete copy, and its directory below key."
+    )
+    bytes: _Count | None = Field(default=None, description="Size of the copy.")
+    completed_at: _Time | None = Field(default=None, description="Time when the Job completed.")
+    percent: Annotated[int, Field(ge=0, le=100)] | None = Field(
+        default=None, description="Progress of the download; 100 if the copy is complete."
+    )
+
+
 class Address(Section):
     """An address of the API."""
 
@@ -95,9 +114,9 @@ class Status(Section):
     conditions: list[Condition] = Field(
         default=[],
         max_length=ENTRIES["conditions"],
-        description="Conditions: Accepted, Scheduled, ModelLoaded, RolloutComplete, AdaptersLoaded, ScalingReady, "
-        "RouteReady, UpToDate, Protected, SettingsConsistent, Available, Ready and Stalled. Ready has the first "
-        "failing reason. Stalled is True while Ready cannot become True without a change.",
+        description="Conditions: Accepted, ModelCached, Scheduled, ModelLoaded, RolloutComplete, AdaptersLoaded, "
+        "ScalingReady, RouteReady, UpToDate, Protected, SettingsConsistent, Available, Ready and Stalled. Ready has "
+        "the first failing reason. Stalled is True while Ready cannot become True without a change.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     replicas: _Count | None = Field(default=None, description="Number of pods.")
@@ -119,6 +138,7 @@ class Status(Section):
         default=None, description="Model id for requests."
     )
     model: ModelStatus | None = Field(default=None, description="The served checkpoint.")
+    model_cache: ModelCacheStatus | None = Field(default=None, description="The copy of the model for all pods.")
     resolved_image: Annotated[str, Field(max_length=TEXTS["resolvedImage"])] | None = Field(
         default=None, description="Image of the pods, after changes by admission webhooks."
     )

@@ -6,7 +6,8 @@
 environment variable TOKEN. Its revision `v1` is that checkpoint. Its newer revision `main` has a config with an unknown
 model type. `org/gated` refuses every request. Files are sent one at a time at the given rate, so that a test can
 observe the progress of a download. With `held` a download stops halfway until POST /release. Until then it sends one
-byte per second, so that no client times out.
+byte per second, so that no client times out. POST /flip changes a byte of the weights that are sent, and another one
+ends that. GET /requests returns how often the content of each file was requested.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class Hub:
     def __post_init__(self) -> None:
         self.line = threading.Lock()  # one file is sent at a time
         self.sent = 0  # bytes of files
+        self.requests: dict[str, int] = {}  # of the content of files, by name
+        self.flipped = False
         self.released = threading.Event()
         if not self.held:
             self.released.set()
@@ -123,6 +126,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path, _, _ = self.path.partition("?")
+        if path == "/requests":
+            return self.answer(json.dumps(self.hub.requests).encode(), {"Content-Type": "application/json"})
         asked = PATH.fullmatch(path)
         if asked is None:
             return self.refuse(404, "EntryNotFound")
@@ -135,6 +140,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.refuse(404, "RevisionNotFound")
         files = self.hub.commits[commit]
         if asked["file"]:
+            if self.command == "GET":
+                self.hub.requests[asked["file"]] = self.hub.requests.get(asked["file"], 0) + 1
             return self.send_file(commit, files.get(asked["file"]))
         siblings = [
             {"type": "file", "path": name, "rfilename": name, "size": len(content)}
@@ -147,9 +154,12 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        if self.path != "/release":
+        if self.path == "/release":
+            self.hub.released.set()
+        elif self.path == "/flip":
+            self.hub.flipped = not self.hub.flipped
+        else:
             return self.refuse(404, "EntryNotFound")
-        self.hub.released.set()
         self.answer(b"{}", {"Content-Type": "application/json"})
 
     def refuse(self, status: int, code: str) -> None:
@@ -163,6 +173,8 @@ class Handler(BaseHTTPRequestHandler):
         self.head(200, headers | {"Content-Type": "application/octet-stream", "Content-Length": str(len(content))})
         if self.command == "HEAD":
             return
+        if self.hub.flipped and len(content) > PIECE:
+            content = content[:-1] + bytes([content[-1] ^ 1])
         with self.hub.line:
             for piece in self.hub.pieces(commit, content):
                 self.wfile.write(piece)

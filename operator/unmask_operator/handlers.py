@@ -10,7 +10,7 @@ from typing import Any
 import kopf
 
 from unmask_operator.controller.event_handler import EventHandler
-from unmask_operator.kube.kinds import CACHED, OPTIONAL
+from unmask_operator.kube.kinds import CACHED, CLAIMS, JOBS, OPTIONAL
 from unmask_operator.kube.watch_login import WatchLogin
 from unmask_operator.settings import Settings, configure_kopf
 
@@ -39,7 +39,7 @@ def make_registry(events: EventHandler, login: WatchLogin, own: Settings) -> kop
     async def observe(event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
         events.on_event(param, event["type"], dict(event["object"]))
 
-    for kind in CACHED:
+    for kind in (*CACHED, *((JOBS, CLAIMS) if own.model_cache else ())):
         if kind not in OPTIONAL:
             kopf.on.event(*kind.resource, param=kind, registry=registry)(observe)
     return registry

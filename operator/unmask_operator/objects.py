@@ -19,6 +19,7 @@ PLURAL = "diffusionlmservices"
 FIELD_MANAGER = "unmask-operator"
 
 SERVICE_LABEL = f"{GROUP}/service"  # label with the resource's name; the only label of the pod selector
+FETCH_LABEL = f"{GROUP}/fetch"  # label of a pod that downloads a model: the resource's name
 TEMPLATE_LABEL = f"{GROUP}/template"  # label of a pod: digest of its template
 ADOPT = f"{GROUP}/adopt"  # annotation of the resource: "true" adopts orphaned children
 RESTARTED_AT = f"{GROUP}/restartedAt"  # annotation of the resource: a new value restarts the engine

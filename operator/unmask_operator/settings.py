@@ -33,6 +33,7 @@ class Settings:
     # Label requirements, all of which a resource must meet to be reconciled: key, !key, key=value or key!=value, as in
     # `kubectl get --selector`.
     watch_selector: tuple[str, ...] = ()
+    model_cache: bool = False  # whether the chart grants the permissions for spec.modelCache.pvc
     image_pull_secrets: tuple[str, ...] = ()  # names of Secrets for all engine pods
     read_nodes: bool = False  # whether the chart grants the permission
     keda: bool = False  # whether the chart grants the permissions on ScaledObjects

@@ -29,6 +29,7 @@ def changed(change: Spec, name: str = "demo") -> Spec:
 
 DEMO = {"uri": "demo://"}
 HUB = {"uri": "hf://org/name"}
+HUB_CACHE = {"model": HUB}
 TOKEN = {"name": "hub", "key": "token"}
 MIG = {"resourceName": "nvidia.com/mig-3g.40gb"}
 CLAIM = {"name": "gpus", "resourceClaimTemplateName": "a"}
@@ -60,6 +61,10 @@ def route(**fields: Any) -> Spec:
 def reserved(key: str) -> str:
     """Returns a key that an entry of the reserved keys, or a prefix of them, covers."""
     return f"{key}x" if key.endswith("/") else key
+
+
+def cached(model: Spec | None = None, **fields: Any) -> Spec:
+    return {"model": model or HUB, "modelCache": {"pvc": fields}}
 
 
 INVALID_KEYS = ("", "-a", "a" * 64, "Example.com/a", "example.com/", "é")
@@ -107,7 +112,7 @@ RULES = (
          {"image": "registry.example:5000/unmask/runtime"}),
     Case("no pod can be replaced", {"rolloutStrategy": {"maxSurge": 0, "maxUnavailable": "50%"}},
          {"rolloutStrategy": {"maxSurge": "0%", "maxUnavailable": 0}}),
-    Case("minAvailable and maxUnavailable", {"podDisruptionBudget": {"minAvailable": "50%"}},
+    Case("minAvailable and maxUnavailable exclude", {"podDisruptionBudget": {"minAvailable": "50%"}},
          {"podDisruptionBudget": {"minAvailable": 1, "maxUnavailable": 1}}),
     Case("must not be below minReplicas", {"autoscaling": {"minReplicas": 3, "maxReplicas": 3}},
          scaling(minReplicas=4)),
@@ -146,6 +151,19 @@ RULES = (
     Case("which are for the cluster", route(paths=["/v1", "/generate", "/"]), route(paths=["/v1", "/metrics"])),
     Case("lists other DiffusionLMServices", route(backends=[{"service": "canary", "weight": 1}]),
          route(backends=[{"service": "reject", "weight": 1}])),
+    Case("only an hf:// model is downloaded", cached(claimName="models", subPath="a/b-c"),
+         cached(DEMO, claimName="models")),
+    Case("emptyDir and pvc exclude each other", {**HUB_CACHE, "modelCache": {"emptyDir": {}}},
+         {**HUB_CACHE, "modelCache": {"emptyDir": {}, "pvc": {"claimName": "models"}}}),
+    Case("only with pvc a Job", {**HUB_CACHE, "modelCache": {"pvc": {"size": "1Gi"}, "fetch": {"timeoutSeconds": 60}}},
+         {**HUB_CACHE, "modelCache": {"fetch": {}}}),
+    Case("needs claimName or size", cached(size="100Gi", storageClassName="", accessModes=["ReadWriteOnce"]),
+         cached(subPath="a")),
+    Case("are of a claim that the operator creates", cached(size=1, storageClassName="fast"),
+         cached(claimName="models", storageClassName="fast")),
+    Case("must be above 0", cached(size="1e3"), cached(size="0Gi")),
+    Case("because the download writes", cached(size="1Gi", accessModes=["ReadOnlyMany", "ReadWriteMany"]),
+         cached(size="1Gi", accessModes=["ReadOnlyMany"])),
     Case("pod-template-hash, controller-revision-hash", {"commonLabels": {"team": "a", "example.com/cost.center": ""}},
          {"commonLabels": {"app.kubernetes.io/name": "a"}}),
     Case("commonLabels has a key that is not valid", {"commonLabels": {"a" * 63: "b"}}, {"commonLabels": {"a b": "c"}}),
@@ -183,6 +201,8 @@ ALSO_REFUSED: dict[str, list[Spec]] = {
     "deviceClassName and resourceClaims": [{"gpu": {"resourceClaims": [CLAIM], "deviceClassName": "a"}}],
     "needs either resourceClaimName": [{"gpu": {"resourceClaims": [{"name": "a"}]}}],
     "which are for the cluster": [route(paths=[f"/{name}"]) for name in ("health", "ready", "startup/x")],
+    "needs claimName or size": [cached(claimName="models", size="1Gi")],
+    "are of a claim that the operator creates": [cached(claimName="models", accessModes=["ReadWriteMany"])],
     "must not hold GPUs": [{"resources": {"requests": {"amd.com/gpu": 1}}},
                            {"gpu": {"resourceName": "x.dev/tpu"}, "resources": {"limits": {"x.dev/tpu": 1}}}],
     "needs a tag other than latest": [{"image": "unmask/runtime:latest"}],
@@ -213,6 +233,8 @@ BOUNDS = (
     ("spec.resources.limits.memory", {"resources": {"limits": {"memory": "4 GB"}}}),
     ("spec.service.ipFamilies", {"service": {"ipFamilies": []}}),
     ("spec.service.ipFamilies[0]", {"service": {"ipFamilies": ["ipv6"]}}),
+    ("spec.modelCache.pvc.accessModes[0]", cached(size="1Gi", accessModes=["ReadWriteOncePod"])),
+    ("spec.modelCache.pvc.subPath", cached(claimName="models", subPath="a/../b")),
     ("spec.drainTimeoutSeconds", {"drainTimeoutSeconds": 3601}),
     ("spec.route.parentRefs", {"route": {"parentRefs": []}}),
     ("spec.route.hostnames[0]", route(hostnames=["a.*.example.com"])),
@@ -225,5 +247,19 @@ BOUNDS = (
     ),
     ("spec.lora.adapters[0].name", adapters({"name": ".."})),
     ("spec.lora.adapters", adapters(*({"name": f"a{n}"} for n in range(257)))),
+)
+# A spec, edits of it that are rejected with a part of the message, and edits that are accepted, one after another.
+FAST = {"size": "100Gi", "storageClassName": "fast"}
+EDITS: tuple[tuple[Spec, list[tuple[Spec, str]], list[Spec]], ...] = (
+    (
+        cached(**FAST),
+        [
+            (cached(**FAST | {"size": "99Gi"}), "a claim only grows"),
+            (cached(**FAST | {"storageClassName": "slow"}), "storageClassName of a claim is immutable"),
+            (cached(size="100Gi"), "storageClassName of a claim is immutable"),
+            (cached(**FAST, accessModes=["ReadWriteOnce"]), "accessModes of a claim is immutable"),
+        ],
+        [cached(**FAST | {"size": "0.2Ti"}), cached(claimName="models"), {"model": HUB}],
+    ),
 )
 NAMES_REFUSED = ("1st", "a.b", "a" * 41)

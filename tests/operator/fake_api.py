@@ -15,6 +15,7 @@ from unmask_operator.metrics import Metrics
 from unmask_operator.objects import FIELD_MANAGER, Key, Obj, Ref
 from unmask_operator.plan.drift import written_form
 from unmask_operator.plan.observed import Observed
+from unmask_operator.settings import Settings
 
 KEY = Key("default", "demo")
 SERVICE, DEPLOYMENT = Ref("v1", "Service", "demo"), Ref("apps/v1", "Deployment", "demo")
@@ -49,7 +50,8 @@ class FakeApi:
         now: time of the reconciler's clock.
     """
 
-    def __init__(self, observed: Observed) -> None:
+    def __init__(self, observed: Observed, settings: Settings = SETTINGS) -> None:
+        self.settings = settings
         self.observed, self.now, self.version = observed, 1000.0, 0
         self.objects = dict[Ref, Obj]()
         self.calls, self.writes = list[tuple[str, str]](), list[tuple[str, Obj]]()
@@ -69,7 +71,7 @@ class FakeApi:
             self.cache.put(kind_of(obj["apiVersion"], obj["kind"]), obj)
         self.metrics = Metrics(self.cache, lambda: 0)
         client: Any = self
-        self.reconciler = Reconciler(client, self.cache, SETTINGS, self._observe, self.metrics, lambda: self.now)
+        self.reconciler = Reconciler(client, self.cache, self.settings, self._observe, self.metrics, lambda: self.now)
 
     def reconcile(self, first_attempt: bool = False) -> Result:
         """Reconciles the resource after the watches have reported deletions and changes of other clients."""

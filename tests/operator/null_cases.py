@@ -34,7 +34,7 @@ class NullCase:
 
 def null_cases() -> Iterator[NullCase]:
     for path, optional in _paths(schema()["properties"]["spec"]):
-        spec = {"model": {"uri": "demo://"}}
+        spec = {"model": {"uri": "hf://org/name" if path[:1] == ("modelCache",) else "demo://"}}
         at = _build(spec, path)
         without = copy.deepcopy(spec)
         _build(without, path)
@@ -87,4 +87,8 @@ def _section(node: dict[str, Any], following: str | int, is_last: bool) -> Any:
     claims = ("resourceClaimName", "resourceClaimTemplateName")
     if members.keys() >= {*claims}:  # a claim needs exactly one of them
         made[claims[following == claims[0]]] = "name"
+    if "storageClassName" in members:  # a claim of a name or of a size
+        made |= {"claimName": "models"} if following in ("size", "subPath") else {"size": "1Gi"}
+    if "pvc" in members and (following == "fetch" or (following == "pvc" and is_last)):
+        made |= {"pvc": {"claimName": "models"}}
     return made

@@ -11,7 +11,16 @@ from runtime.server.metrics import Metrics as EngineMetrics
 from runtime.server.metrics import RequestMetrics
 from tests.operator.chart_samples import ALL, DIGEST, PEERS, TOLERATIONS, container, one, settings
 from tests.operator.helm import CHART, CHARTS, CRDS, render, render_crds
-from tools.permissions import ADOPTION_RULES, NODE_RULE, RULES, VALUE_RULES, missing, unused
+from tools.permissions import (
+    ADOPTION_RULES,
+    CLAIM_ADOPTION_RULE,
+    MODEL_CACHE_RULES,
+    NODE_RULE,
+    RULES,
+    VALUE_RULES,
+    missing,
+    unused,
+)
 from unmask_operator.activator.metrics import Metrics as ActivatorMetrics
 from unmask_operator.kube.cache import Cache
 from unmask_operator.metrics import Metrics as OperatorMetrics
@@ -137,6 +146,19 @@ def test_further_permissions_are_granted_only_with_their_value(value, further, n
     assert missing(rules, expected) == unused(rules, expected) == []
     for name in ("keda", "dra", "gateway"):
         assert getattr(settings(objects), name) == (value == f"{name}__enabled")
+
+
+@pytest.mark.parametrize("adoption", [False, True])
+@pytest.mark.parametrize("namespaces", [[], ["a"]])
+def test_the_permissions_for_the_model_cache_are_granted_only_on_request(namespaces, adoption):
+    role = ("Role", f"{NAME}-engines") if namespaces else ("ClusterRole", f"unmask-system:{NAME}")
+    objects = render(modelCache__enabled=True, rbac__adoption=adoption, watchNamespaces=namespaces)
+    expected = [*(rule for rule in RULES if rule.scope == "watched"), *MODEL_CACHE_RULES]
+    expected += [*ADOPTION_RULES, CLAIM_ADOPTION_RULE] if adoption else []
+    rules = named(objects)[role]["rules"]
+    assert missing(rules, expected) == unused(rules, expected) == []
+    assert settings(objects).model_cache
+    assert not settings(render()).model_cache
 
 
 def test_every_binding_binds_its_role_to_the_service_account():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from e2e.cluster.kube import ApiError
 from runtime.config import parse as parse_arguments
 from tests.examples import examples
-from tests.operator.crd_cases import ALSO_REFUSED, BOUNDS, NAMES_REFUSED, RULES, changed
+from tests.operator.crd_cases import ALSO_REFUSED, BOUNDS, EDITS, NAMES_REFUSED, RULES, changed
 from tests.operator.live.objects import demo
 from tests.operator.null_cases import null_cases
 from tests.operator.samples import resource
@@ -57,6 +57,22 @@ def test_each_rule_accepts_and_rejects(dry_run, case):
 def test_rules_reject_further_invalid_values(dry_run, message):
     for change in ALSO_REFUSED[message]:
         assert message in refusal(dry_run, changed(change)), change
+
+
+@pytest.mark.parametrize(("before", "rejected", "accepted"), EDITS)
+def test_rules_for_edits_reject_and_accept(admin, definition, namespace, before, rejected, accepted):
+    stored = create(admin, changed(before), namespace)
+
+    def edit(change):
+        spec = changed(change)["spec"] | {"replicas": 1}
+        return admin.patch(stored, [{"op": "replace", "path": "/spec", "value": spec}])
+
+    for change, message in rejected:
+        with pytest.raises(ApiError) as caught:
+            edit(change)
+        assert message in caught.value.message
+    for change in accepted:
+        assert edit(change)["spec"].get("modelCache") == change.get("modelCache")
 
 
 def test_bounds_and_patterns_of_names_are_enforced(dry_run):

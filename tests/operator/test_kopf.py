@@ -20,7 +20,7 @@ from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.kube import watch_login
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.credentials import LoginError
-from unmask_operator.kube.kinds import CACHED, DLMS, OPTIONAL, PODS, ApiKind
+from unmask_operator.kube.kinds import CACHED, CLAIMS, DLMS, JOBS, OPTIONAL, PODS, ApiKind
 from unmask_operator.leaderelection import DEADLINE_SECONDS
 from unmask_operator.objects import SERVICE_LABEL, Key
 from unmask_operator.settings import Settings
@@ -89,7 +89,7 @@ class Scripted:
         return self._list(request, mine)
 
     def _discovery(self, path):
-        kinds = [*CACHED, *KOPFS_OWN]
+        kinds = [*CACHED, JOBS, CLAIMS, *KOPFS_OWN]
         if path == "/api":
             return {"versions": ["v1"]}
         if path == "/apis":
@@ -205,12 +205,13 @@ def watching(paths):
     return lambda scene: scene.until(lambda: scene.server.watching() == paths)
 
 
-@pytest.mark.parametrize("selector", [(), ("track=canary", "!old")])
-def test_kopf_watches_the_operators_kinds_with_their_selectors_and_writes_nothing(run, selector):
+@pytest.mark.parametrize(("selector", "cache"), [((), False), (("track=canary", "!old"), True)])
+def test_kopf_watches_the_operators_kinds_with_their_selectors_and_writes_nothing(run, selector, cache):
     server = Scripted([(7, [obj(3, "demo")])], kind=DLMS)
-    paths = {kind.path(None) for kind in WATCHED}
-    assert len(paths) == 10
-    scene = run(server, watching(paths), watch_selector=selector)
+    watched = [*WATCHED, JOBS, CLAIMS] if cache else WATCHED
+    paths = {kind.path(None) for kind in watched}
+    assert len(paths) == (12 if cache else 10)
+    scene = run(server, watching(paths), watch_selector=selector, model_cache=cache)
     assert {method for method, _, _, _ in server.all} == {"GET"}
     for _, path, query, _ in server.all:
         if "resourceVersion" in query or "limit" in query:
@@ -220,7 +221,7 @@ def test_kopf_watches_the_operators_kinds_with_their_selectors_and_writes_nothin
             assert query["timeoutSeconds"] == "600"
         elif path in paths:
             assert query["limit"] == "100"
-    roots = {kind.root for kind in (*WATCHED, *KOPFS_OWN) if kind.group}
+    roots = {kind.root for kind in (*watched, *KOPFS_OWN) if kind.group}
     assert sorted(scene.listed) == sorted(["/api", "/api/v1", "/apis", *paths, *roots])
     assert scene.cache.resource(KEY) is not None
 

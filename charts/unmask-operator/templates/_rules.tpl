@@ -18,6 +18,14 @@
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch]
+{{- if (.Values.modelCache).enabled }}
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch{{ if (.Values.rbac).adoption }}, delete{{ end }}]
+{{- end }}
 {{- if (.Values.rbac).adoption }}
 - apiGroups: [""]
   resources: [services, serviceaccounts]

@@ -20,6 +20,9 @@ GATEWAY: "true"
 {{- end }}
 LOG_LEVEL: {{ (.Values.log).level | default "info" }}
 LOG_FORMAT: {{ (.Values.log).format | default "json" }}
+{{- if (.Values.modelCache).enabled }}
+MODEL_CACHE: "true"
+{{- end }}
 {{- with .Values.watchNamespaces }}
 WATCH_NAMESPACES: {{ join "," . | quote }}
 {{- end }}

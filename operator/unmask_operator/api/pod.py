@@ -49,13 +49,6 @@ class EmptyDir(Section):
     )
 
 
-class ModelCache(Section):
-    """Cache of downloaded models."""
-
-    empty_dir: EmptyDir = EmptyDir()
-    """Cache in an emptyDir volume, with the lifetime of the pod."""
-
-
 class _Probe(Section):
     period_seconds: Seconds = 5
     """Seconds between checks."""

@@ -38,12 +38,14 @@ class DiffusionLMService:
         spec: typed and with defaults, without the `ignored` fields and the `unread` sections.
         ignored: paths of fields that this operator does not know, such as those of a newer CRD.
         unread: errors by section, for sections with a value that this operator does not support.
+        commit: commit of the model on the claim of spec.modelCache.pvc; "" without one.
     """
 
     metadata: Mapping[str, Any]
     spec: Spec
     ignored: tuple[str, ...] = ()
     unread: Mapping[str, SpecError] = field(default_factory=dict)
+    commit: str = ""
 
     @property
     def name(self) -> str:

@@ -18,11 +18,11 @@ from unmask_operator.api.base import (
 )
 from unmask_operator.api.engine import Engine
 from unmask_operator.api.lora import Lora
+from unmask_operator.api.model_cache import ModelCache
 from unmask_operator.api.network import Auth, Monitoring, NetworkPolicy, Service
 from unmask_operator.api.pod import (
     Gpu,
     LivenessProbe,
-    ModelCache,
     Parallelism,
     PodTemplate,
     ReadinessProbe,

@@ -11,6 +11,7 @@ from unmask_operator.autoscaler.scrape import scrape
 from unmask_operator.controller.activators import Activators
 from unmask_operator.controller.cold_starts import ColdStarts
 from unmask_operator.controller.event_handler import EventHandler
+from unmask_operator.controller.model_fetches import ModelFetches
 from unmask_operator.controller.nodes import Nodes
 from unmask_operator.controller.pod_events import PodEvents
 from unmask_operator.controller.pod_progress import PodProgress
@@ -50,6 +51,7 @@ class Manager:
         self._cache = cache
         self._queue = queue
         self._metrics = metrics
+        self._settings = settings
         self._watch = watch
         self._events = EventHandler(cache, queue.add)
         self._resync = Resync(client, cache, self._events, settings, metrics)
@@ -68,6 +70,7 @@ class Manager:
             slots=self._slots,
             phase_reported=lambda key, uid, phase: self._cold_starts.phase_reported(key, uid, phase, datetime.now(UTC)),
         )
+        self._fetches = ModelFetches(client, cache, queue.add, self._slots)
         self._pod_events = PodEvents(client, cache.all_pods, queue.add)
         self._activators = Activators(client, settings, cache.resources, cache.children, queue.add)
         self._autoscaler: Autoscaler | None = None
@@ -97,6 +100,8 @@ class Manager:
                 group.create_task(_every(POLL_SECONDS, functools.partial(self._pod_progress.poll, session)))
                 group.create_task(_every(POLL_SECONDS, self._pod_events.poll))
                 group.create_task(_every(POLL_SECONDS, self._activators.poll))
+                if self._settings.model_cache:
+                    group.create_task(_every(POLL_SECONDS, functools.partial(self._fetches.poll, session)))
                 group.create_task(self._autoscaler.run())
                 await self._discovered()
                 await self._watch(self._events, self._resync)
@@ -156,6 +161,8 @@ class Manager:
             decision=self._autoscaler.decision(key) if self._autoscaler else None,
             activator=await self._activators.observe(key, resource),
             longest_load=max((load_seconds(pod, now) for pod in pods if is_ready(pod)), default=0.0),
+            fetches=self._fetches.reports,
+            claim=await self._fetches.claim(resource) if self._settings.model_cache else None,
         )
 
     async def _scale(self, key: Key, replicas: int) -> None:

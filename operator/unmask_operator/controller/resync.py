@@ -17,10 +17,12 @@ from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import (
     CACHED,
+    CLAIMS,
     DLMS,
     ENDPOINT_SLICES,
     GRANTED,
     HTTP_ROUTES,
+    JOBS,
     OPTIONAL,
     PODS,
     REVISIONS,
@@ -83,7 +85,7 @@ class Resync:
         selectors = {DLMS: ",".join(settings.watch_selector), ENDPOINT_SLICES: f"{SERVICE_LABEL},{OWN_SLICES}"}
         self._sources = {
             kind.path(namespace): Source(kind, namespace, selectors.get(kind, SERVICE_LABEL))
-            for kind in CACHED
+            for kind in (*CACHED, *((JOBS, CLAIMS) if settings.model_cache else ()))
             if kind not in GRANTED or getattr(settings, GRANTED[kind])
             for namespace in settings.watch_namespaces or (None,)
         }

@@ -107,6 +107,10 @@ class Cache:
         objects = self._by_resource.get(key, {})
         return {Ref.of(obj): obj for (api, _), obj in objects.items() if api != PODS.api}
 
+    def of_kind(self, kind: ApiKind) -> list[Obj]:
+        """Returns all objects of a kind."""
+        return list(self._objects[kind.api].values())
+
     def pods(self, key: Key) -> list[Obj]:
         objects = self._by_resource.get(key, {})
         return [obj for (api, _), obj in sorted(objects.items()) if api == PODS.api]

@@ -86,9 +86,11 @@ GRANTED = {
     INFERENCE_POOLS: "gateway",
     HTTP_ROUTES: "gateway",
 }
+# Kinds of children with spec.modelCache.pvc, for which the operator has permissions only if its chart enables them.
+JOBS, CLAIMS = ApiKind("batch/v1", "Job", "jobs"), ApiKind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 
 CACHED = (DLMS, PODS, *CHILDREN)  # the kinds that are listed and watched
-_BY_NAME = {(k.api_version, k.kind): k for k in (*CACHED, NODES, EVENTS)}
+_BY_NAME = {(k.api_version, k.kind): k for k in (*CACHED, JOBS, CLAIMS, NODES, EVENTS)}
 
 
 def kind_of(api_version: str, kind: str) -> ApiKind:

@@ -62,6 +62,14 @@ class Activator:
 
 
 @dataclass(frozen=True)
+class FetchReport:
+    """The pods of a Job that downloads a model, newest first, and the progress of the running one."""
+
+    pods: tuple[Obj, ...] = ()
+    load: Load | None = None
+
+
+@dataclass(frozen=True)
 class FieldConflict:
     """A field of a child that another client reverts after every write.
 
@@ -99,6 +107,8 @@ class Observed:
     activator: Activator | None = None  # None: the resource or the operator has none
     preempted: str = ""  # pod that was preempted, while another one in its place has no node
     longest_load: float = 0.0  # longest model load time of the Ready pods, in seconds
+    fetches: Mapping[str, FetchReport] = field(default_factory=dict)  # by uid of the Job
+    claim: Obj | None = None  # the claim of spec.modelCache.pvc.claimName; None: it does not exist
     # Error messages of the API server: for children that it rejected (in a dry run or a write), and for children whose
     # write failed otherwise, such as while an admission webhook is unavailable.
     refusals: Mapping[Ref, str] = field(default_factory=dict)

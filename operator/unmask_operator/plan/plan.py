@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.spec import CHILD_OF
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.plan import keda, zero
 from unmask_operator.plan.adoption import adopted_revision, is_orphan, owner_reference
+from unmask_operator.plan.model_fetch import ModelFetch, cached_commit, model_fetch
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.optional_kinds import problem_of
 from unmask_operator.render import render
@@ -63,6 +65,7 @@ class Plan:
     # Error messages by section, for sections with an unsupported value; their children stay unchanged.
     unread: Mapping[str, str] = field(default_factory=dict)
     requeue_seconds: float | None = None  # None: no periodic reconcile needed
+    fetch: ModelFetch | None = None  # the download of the model to a claim; None without spec.modelCache.pvc
 
 
 def plan(observed: Observed, settings: Settings) -> Plan:
@@ -74,24 +77,31 @@ def plan(observed: Observed, settings: Settings) -> Plan:
     held, unsupported = (
         (newest, ()) if not isinstance(newest, UnsupportedRevision) else _running_revision(observed, newest)
     )
+    cached = partial(cached_commit, observed=observed, held=held, revisions=earlier)
+    number = newest.number + 1 if newest else 1
     try:
-        resource, revision = resolve_revision(observed.resource, held, newest.number + 1 if newest else 1, settings)
+        resource, wanted = resolve_revision(observed.resource, held, number, settings, cached)
     except SpecError as error:
         return last_accepted(observed, settings, Problem("Accepted", "InvalidSpec", str(error)))
+    fetch = model_fetch(resource, wanted, observed, earlier, settings)
+    revision = held if fetch and not fetch.commit else wanted  # until the model is in its claim, the old pods serve
     children, missing = _children(resource, observed, settings, revision)
     if blocking := [problem for problem in missing if problem.condition == "Accepted"]:
         return last_accepted(observed, settings, *blocking)
+    if fetch:
+        children += [_owned(child, resource) for child in fetch.children]
     if conflicts := _conflicts(children, observed, resource.uid):
         return last_accepted(observed, settings, *conflicts)
     return Plan(
         children=tuple(children),
-        delete=_superfluous(children, observed, resource, [revision, *earlier]),
+        delete=_superfluous(children, observed, resource, [revision, *earlier] if revision else earlier, fetch),
         problems=(*(unsupported if revision is held else ()), *missing),
         replicas=replicas(resource),
         up_to_date=_up_to_date(revision, observed, settings),
         ignored=resource.ignored,
         unread={section: str(error) for section, error in resource.unread.items()},
-        requeue_seconds=_requeue_seconds(observed),
+        requeue_seconds=_requeue_seconds(observed) or (CONFLICT_SECONDS if fetch and not fetch.live_claim else None),
+        fetch=fetch,
     )
 
 
@@ -168,15 +178,15 @@ def _requeue_seconds(observed: Observed, *problems: Problem) -> float | None:
     return None if observed.nodes is None else NODES_SECONDS
 
 
-def _up_to_date(revision: Revision, observed: Observed, settings: Settings) -> bool:
-    return (
+def _up_to_date(revision: Revision | None, observed: Observed, settings: Settings) -> bool:
+    return revision is None or (
         revision.spec is not None
         and revision.rendered(observed.resource["metadata"], settings) == revision.rendered_pod
     )
 
 
 def _children(
-    resource: DiffusionLMService, observed: Observed, settings: Settings, revision: Revision
+    resource: DiffusionLMService, observed: Observed, settings: Settings, revision: Revision | None
 ) -> tuple[list[Obj], tuple[Problem, ...]]:
     """Returns the children to write, and a problem for each child whose kind the cluster lacks."""
     children, problems = [], []
@@ -205,7 +215,7 @@ def _kinds_left(resource: DiffusionLMService) -> set[str | None]:
     return kinds | {"ScaledObject", "EndpointSlice"} if "autoscaling" in resource.unread else kinds
 
 
-def _commits(observed: Observed, revision: Revision) -> dict[str, str]:
+def _commits(observed: Observed, revision: Revision | None) -> dict[str, str]:
     """Returns the commits of hf:// models of all revisions by key; "" until a pod reports one."""
     known = recorded(observed.own("v1", "ConfigMap", model_config(observed.name)))
     reported: dict[str, str] = {}
@@ -213,7 +223,7 @@ def _commits(observed: Observed, revision: Revision) -> dict[str, str]:
         if (key := key_of(pod)) and (commit := observed.revisions.get(pod["metadata"]["uid"])):
             reported.setdefault(key, commit)
     templates = [
-        revision.rendered_pod.template,
+        *((revision.rendered_pod.template,) if revision else ()),
         *(one.rendered_pod.template for one in observed.template_revisions if isinstance(one, Revision)),
     ]
     return {key: known.get(key) or reported.get(key, "") for one in templates if (key := key_of(one))}
@@ -265,12 +275,13 @@ def _superfluous(
     observed: Observed,
     resource: DiffusionLMService,
     newest_first: Sequence[Revision | UnsupportedRevision],
+    fetch: ModelFetch | None,
 ) -> tuple[Ref, ...]:
     """Returns the children to delete: controlled by the resource, not planned and not terminating.
 
-    Revisions to retain, and an adapter list that a pod mounts, are not deleted.
+    Revisions to retain, an adapter list that a pod mounts, and claims are not deleted.
     """
-    planned = {Ref.of(child) for child in children}
+    planned = {Ref.of(child) for child in children} | ({*fetch.keep} - {*fetch.delete} if fetch else set())
     stay = {("ControllerRevision", revision_name(resource.name, number)) for number in revisions_to_keep(newest_first)}
     retained = [revision for revision in newest_first if isinstance(revision, Revision)]
     for revision in retained:
@@ -284,6 +295,7 @@ def _superfluous(
         metadata = live["metadata"]
         return (
             ref not in planned
+            and ref.kind != "PersistentVolumeClaim"
             and ref.kind not in left
             and (ref.kind, ref.name) not in stay
             and controller_uid(live) == resource.uid

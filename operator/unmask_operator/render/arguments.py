@@ -13,7 +13,7 @@ from runtime.errors import ConfigError
 from unmask_operator.api import DiffusionLMService, SpecError
 from unmask_operator.api.engine import RESERVED
 from unmask_operator.api.flags import flag_argument, flag_of
-from unmask_operator.render import adapters, model
+from unmask_operator.render import adapters, model, model_cache
 from unmask_operator.render.labels import KEYS_FILE, KEYS_MOUNT
 from unmask_operator.settings import Settings
 
@@ -48,7 +48,7 @@ def engine_arguments(resource: DiffusionLMService, settings: Settings) -> list[s
 def _written(resource: DiffusionLMService) -> Iterator[tuple[str, str]]:
     """Yields the field of the spec (or the flag, if it has no field) and the argument."""
     spec = resource.spec
-    if path := model.model_argument(spec):
+    if path := model_cache.model(resource) or model.model_argument(spec):
         yield "spec.model.uri", f"--model={path}"
     yield "spec.model.name", f"--served-model-name={resource.model_name}"
     if spec.model.family:

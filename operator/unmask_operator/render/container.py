@@ -5,7 +5,7 @@ import math
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE, LivenessProbe, ReadinessProbe, StartupProbe
 from unmask_operator.objects import Obj, quantity
-from unmask_operator.render import adapters, ca_bundle, devices, model
+from unmask_operator.render import adapters, ca_bundle, devices, model, model_cache
 from unmask_operator.render.arguments import engine_arguments
 from unmask_operator.render.labels import KEYS_MOUNT, MAIN, PORT, PORT_NAME
 from unmask_operator.render.model import variable
@@ -58,9 +58,11 @@ def _env(resource: DiffusionLMService, settings: Settings, restarted_at: str) ->
         **ca_bundle.environment(settings),
     }
     own: list[Obj] = []
+    if offline := model_cache.is_offline(resource.spec):
+        values["HF_HUB_OFFLINE"] = "1"
     if THREADS not in values:
         own.append({"name": THREADS, "valueFrom": _CPU_LIMIT})
-    if token := resource.spec.model.token_secret_ref:
+    if (token := resource.spec.model.token_secret_ref) and not offline:
         own.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}})
     own += variable(resource, restarted_at)
     names = sorted(values.keys() - {entry["name"] for entry in own})
@@ -111,6 +113,8 @@ def _mounts(resource: DiffusionLMService, settings: Settings) -> list[Obj]:
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
     read_only = model.mounts(resource.spec)
+    if resource.spec.model_cache.pvc:
+        read_only[model_cache.MOUNT] = model_cache.VOLUME
     if adapters.are_followed(resource.spec):  # both as directories: the kubelet does not update subPath mounts
         read_only[adapters.MOUNT] = adapters.VOLUME
     if resource.spec.auth:

@@ -60,6 +60,16 @@ def activator_slice(name: str) -> str:
     return f"{name}-activator"
 
 
+def claim_name(name: str) -> str:
+    """Returns the name of the claim that the operator creates for models."""
+    return f"{name}-models"
+
+
+def fetch_name(name: str, identity: str) -> str:
+    """Returns the name of a Job that downloads a model."""
+    return f"{name}-fetch-{identity}"
+
+
 def revision_name(name: str, number: int) -> str:
     """Returns the name of the ControllerRevision with this number."""
     return f"{name}-r{number}"
@@ -76,6 +86,10 @@ def is_own(ref: Ref, name: str) -> bool:
             return ref.name.removesuffix("-ipv6") == activator_slice(name)
         case "ResourceClaimTemplate":
             return re.fullmatch(rf"{re.escape(name)}-gpu-[0-9a-f]{{8}}", ref.name) is not None
+        case "PersistentVolumeClaim":
+            return ref.name == claim_name(name)
+        case "Job":
+            return re.fullmatch(re.escape(fetch_name(name, "")) + "[0-9a-f]{8}", ref.name) is not None
         case "ControllerRevision":
             return re.fullmatch(rf"{re.escape(name)}-r[1-9][0-9]*", ref.name) is not None
     return ref.name == engine_name(name)

@@ -29,7 +29,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 def key(resource: DiffusionLMService, restarted_at: str) -> str | None:
     """Returns the ConfigMap key for the pods of `resource`; None if the model has no commit to resolve."""
     model = resource.spec.model
-    if not model.uri.startswith("hf://") or model.revision:
+    if not model.uri.startswith("hf://") or model.revision or resource.spec.model_cache.pvc:
         return None
     return hashlib.sha256(f"{model.uri}\n{restarted_at}".encode()).hexdigest()[:16]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE
 from unmask_operator.objects import RESTARTED_AT, TEMPLATE_LABEL, Obj, digest, section
-from unmask_operator.render import adapters, ca_bundle, container, devices, model
+from unmask_operator.render import adapters, ca_bundle, container, devices, model, model_cache
 from unmask_operator.render.labels import (
     KEYS_FILE,
     MAIN,
@@ -149,6 +149,8 @@ def _volumes(resource: DiffusionLMService, settings: Settings) -> list[Obj]:
     ]
     for volume, claim in model.volumes(resource.spec).items():
         volumes.append({"name": volume, "persistentVolumeClaim": {"claimName": claim}})
+    if cache := model_cache.claim_of(resource.spec, resource.name):
+        volumes.append({"name": model_cache.VOLUME, "persistentVolumeClaim": {"claimName": cache}})
     if adapters.are_followed(resource.spec):
         volumes.append({"name": adapters.VOLUME, "configMap": {"name": adapters_config(resource.name)}})
     if auth := resource.spec.auth:

@@ -12,7 +12,7 @@ Only an edit of the engine or a restart replaces pods:
 * Scaling and suspending create no revision.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from unmask_operator.api.service import without_nulls
 from unmask_operator.api.spec import OUTSIDE_POD_TEMPLATE, SCALE
 from unmask_operator.objects import RESTARTED_AT, Obj, controller_uid, section
 from unmask_operator.render.labels import child, main_container, revision_name
+from unmask_operator.render.model_cache import commit_in
 from unmask_operator.render.pod import RenderedPod, render_pod
 from unmask_operator.settings import Settings
 
@@ -51,6 +52,7 @@ class Revision:
         """Renders the revision's spec with this operator version; None if this version rejects the spec."""
         try:
             resource = parse({"metadata": metadata, "spec": self.spec}, runs=True)
+            resource = replace(resource, commit=commit_in(self.rendered_pod.template))
             return render_pod(resource, settings, self.restarted_at)
         except SpecError:
             return None
@@ -92,7 +94,11 @@ def running_revision(number: int, template: Obj) -> Revision:
 
 
 def resolve_revision(
-    obj: Obj, held: Revision | None, number: int, settings: Settings
+    obj: Obj,
+    held: Revision | None,
+    number: int,
+    settings: Settings,
+    cached: Callable[[DiffusionLMService, str], str],
 ) -> tuple[DiffusionLMService, Revision]:
     """Parses the resource and determines the revision of its pods.
 
@@ -101,6 +107,7 @@ def resolve_revision(
         held: the current revision; None without one.
         number: number of a new revision.
         settings: the operator's settings.
+        cached: returns the commit of the model in its claim, by resource and restart; "" if it is not there yet.
 
     Returns:
         The parsed resource and its revision. This is `held` if no recorded section was edited. Otherwise it is a new
@@ -120,6 +127,11 @@ def resolve_revision(
         unchanged = held.spec is None or held.spec == recorded_spec(spec)
         return parse(obj, pods_are_pinned=True), held if unchanged else _same_pods(held, number, spec)
     resource = parse(obj, runs=held is not None)
+    if resource.spec.model_cache.pvc is not None:
+        if not settings.model_cache:
+            fix = "set modelCache.enabled of the chart to true, or use emptyDir"
+            raise SpecError("spec.modelCache.pvc", f"the operator may not create Jobs and claims; {fix}")
+        resource = replace(resource, commit=cached(resource, restarted_at))
     fresh = render_pod(resource, settings, restarted_at)
     if held and held.rendered(obj["metadata"], settings) == fresh:
         return resource, _same_pods(held, number, spec)

@@ -15,6 +15,7 @@ from unmask_operator.status.conditions import (
     adapters_loaded,
     basic,
     kstatus,
+    model_cached,
     rollout_complete,
     route_ready,
     scaling_ready,
@@ -27,6 +28,7 @@ from unmask_operator.status.status_input import StatusInput
 
 CONDITIONS = {
     "Accepted": basic.accepted,
+    model_cached.TYPE: model_cached.evaluate,
     "Scheduled": scheduled.evaluate,
     "ModelLoaded": basic.model_loaded,
     "RolloutComplete": rollout_complete.evaluate,
@@ -62,6 +64,7 @@ def status(observed: Observed, plan: Plan) -> Obj:
         "addresses": [*_external(inputs), {"name": "internal", "url": address}],
         "modelName": _model_name(inputs, metadata["name"]),
         "model": _model(inputs),
+        "modelCache": model_cached.entry(inputs),
         "resolvedImage": _image(inputs),
         "currentRevision": _revision(inputs),
         "modelLoad": _model_load(inputs),
@@ -131,6 +134,8 @@ def _external(inputs: StatusInput) -> list[Obj]:
 def _model(inputs: StatusInput) -> Obj | None:
     ref = Ref("v1", "ConfigMap", model_config(inputs.observed.name))
     commits = next((recorded(child) for child in inputs.plan.children if Ref.of(child) == ref), {})
+    if inputs.plan.fetch:
+        return {"revision": inputs.plan.fetch.commit} if inputs.plan.fetch.commit else None
     template = _template(inputs)
     key = key_of(template) if template else None
     return {"revision": commits[key]} if key and key in commits else None

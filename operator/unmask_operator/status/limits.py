@@ -32,6 +32,7 @@ TEXTS: Mapping[str, Any] = {
     "addresses": {"url": 512},
     "modelName": 128,
     "model": {"revision": 128},
+    "modelCache": {"claim": 253, "key": 16, "commit": 64, "completedAt": 64},
     "resolvedImage": 512,
     "currentRevision": 253,
     "modelLoad": {"phase": 64},

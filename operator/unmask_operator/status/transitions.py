@@ -10,11 +10,11 @@ from unmask_operator.objects import Obj
 EXPECTED_REASONS = frozenset(
     [
         *("Pending", "Starting", "Loading", "Progressing", "NoReadyPods", "Waiting", "NoReplicas", "NotAccepted"),
-        *("Waking", "WaitingForQueue"),
+        *("Waking", "Downloading", "WaitingForQueue"),
     ]
 )
 # Reasons of the Events for conditions that become True, by condition type.
-_NAMED_LIKE_THE_CONDITION = ("Accepted", "ModelLoaded", "RolloutComplete", "AdaptersLoaded", "Ready")
+_NAMED_LIKE_THE_CONDITION = ("Accepted", "ModelCached", "ModelLoaded", "RolloutComplete", "AdaptersLoaded", "Ready")
 EVENT_REASONS = {
     **{kind: kind for kind in _NAMED_LIKE_THE_CONDITION},
     "ScalingReady": "ScalingActive",
@@ -28,6 +28,8 @@ INTENDED_REASONS = {
     "OperatorUpgraded": "UpToDate",
     "DeploymentPaused": "RolloutComplete",
 }
+# Reasons of ModelCached, whose Event reports them.
+FETCH_FAILURES = ("AccessDenied", "NotEnoughSpace", "NotWritable", "FetchFailed")
 STEPS = ("ModelLoaded", "RolloutComplete")  # conditions that become True before Ready
 
 
@@ -87,6 +89,12 @@ def _events(old: Obj, new: Obj) -> Iterator[Event]:
             if reason in INTENDED_REASONS:
                 if condition["type"] == INTENDED_REASONS[reason]:
                     yield Event("Normal", reason, condition["message"])
+            elif condition["type"] == "ModelCached" and reason == "Downloading":
+                yield Event("Normal", "FetchStarted", condition["message"])
+            elif condition["type"] == "ModelCached" and reason in FETCH_FAILURES:
+                yield Event("Warning", "FetchFailed", f"{reason}: {condition['message']}")
+            elif reason in FETCH_FAILURES:
+                continue
             elif condition["type"] == "RolloutComplete" and reason == "Progressing" and was["status"] == "True":
                 yield Event("Normal", "RolloutStarted", condition["message"])
             elif condition["type"] == "Available" and was["status"] == "True":

@@ -13,7 +13,7 @@ from unmask_operator.status.transitions import EXPECTED_REASONS
 TWO_OPERATORS = "TwoOperators"  # a condition's reason
 # Conditions that Ready needs. The others are not among them: the Service serves requests while they are False, except
 # those of an adapter that failed to load.
-NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available")
+NEEDED = ("Accepted", "ModelCached", "Scheduled", "ModelLoaded", "RolloutComplete", "Available")
 
 
 def accepted(inputs: StatusInput) -> Condition:

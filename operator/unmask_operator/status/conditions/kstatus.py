@@ -8,9 +8,11 @@ condition is present only while it is True, which is the convention of kstatus.
 from datetime import datetime
 
 from unmask_operator.objects import KIND, condition, number
+from unmask_operator.plan.model_fetch import finished
 from unmask_operator.status.condition import Condition, false, true
 from unmask_operator.status.conditions.scheduled import QUEUED
 from unmask_operator.status.status_input import StatusInput
+from unmask_operator.status.transitions import FETCH_FAILURES
 
 TYPE = "Stalled"
 DEADLINE = "ProgressDeadlineExceeded"
@@ -31,6 +33,8 @@ def _cause(inputs: StatusInput, accepted: Condition, ready: Condition) -> Condit
         return None if _has_earlier_children(inputs) else accepted
     if accepted.status != "True":
         return None  # a request failed without a refusal, and the write is retried
+    if inputs.plan.fetch and inputs.plan.fetch.job and ready.reason in FETCH_FAILURES:
+        return ready if finished(inputs.plan.fetch.job) else None
     if inputs.desired_zero:
         return None if inputs.pods or number(inputs.status, "replicas") else ready
     if ready.reason == "PodCreationRefused" and _refused_for_long(inputs):

@@ -2,7 +2,7 @@
 
 from unmask_operator.objects import condition, number, section
 from unmask_operator.status.condition import Condition, false, true
-from unmask_operator.status.conditions import scheduled
+from unmask_operator.status.conditions import model_cached, scheduled
 from unmask_operator.status.pods import pod_status
 from unmask_operator.status.status_input import StatusInput
 
@@ -10,6 +10,8 @@ from unmask_operator.status.status_input import StatusInput
 def evaluate(inputs: StatusInput) -> Condition | None:
     if inputs.desired_zero or inputs.never_created:
         return None
+    if model_cached.is_waiting(inputs):
+        return false("Waiting", "the rollout starts when the model is in its claim (ModelCached)")
     if inputs.rolled_out:
         paused = f"; {inputs.paused}" if inputs.paused else ""
         return true("Complete", f"every pod is of the newest template{paused}")

@@ -49,7 +49,7 @@ def obstacle(inputs: StatusInput) -> Condition | None:
             continue
         found = (
             _queued(pod)
-            or _claim(pod, sentence)
+            or claim_trouble(pod, sentence)
             or gpus.shortage(inputs, pod, sentence)
             or _unschedulable(inputs, pod, sentence)
         )
@@ -91,7 +91,7 @@ def _unschedulable(inputs: StatusInput, pod: Obj, sentence: str) -> Condition:
     return false("Unschedulable", f"{explained}{hint} ({sentence})")
 
 
-def _claim(pod: Obj, sentence: str) -> Condition | None:
+def claim_trouble(pod: Obj, sentence: str) -> Condition | None:
     """Returns the condition for a message about a PersistentVolumeClaim, with the fix; None for other messages."""
     if missing := re.search(r'persistentvolumeclaim "([^"]+)" not found', sentence):
         return false("PersistentVolumeClaimNotFound", name=missing[1])

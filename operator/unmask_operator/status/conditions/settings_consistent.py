@@ -17,6 +17,7 @@ from unmask_operator.render.labels import all_containers, main_container
 from unmask_operator.render.pod import END_SECONDS, GRACE, pre_stop_seconds
 from unmask_operator.status.admission import planned_template
 from unmask_operator.status.condition import Condition, false
+from unmask_operator.status.conditions.model_cached import shared_by_one_node
 from unmask_operator.status.status_input import StatusInput
 
 TYPE = "SettingsConsistent"
@@ -32,6 +33,8 @@ def evaluate(inputs: StatusInput) -> Condition | None:
         return None
     template = planned_template(inputs.plan) or section(section(inputs.deployment, "spec"), "template")
     found = list(contradictions(spec, section(template, "spec")))
+    if sentence := shared_by_one_node(spec, inputs.plan.fetch):
+        found.append(false("ClaimOnOneNode", sentence))
     return false(found[0].reason, "; ".join(one.message for one in found)) if found else None
 
 
