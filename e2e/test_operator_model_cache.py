@@ -232,7 +232,7 @@ def test_each_failure_is_one_sentence(kube: Kube, namespace: str, volumes: str) 
     assert pods(kube, namespace) == []
 
     keep(kube, namespace, token=token)
-    patch(kube, namespace, {"model": {"revision": "nobody-has-it"}})
+    patch(kube, namespace, {"model": {"revision": "nobody"}})
     wait_condition(kube, namespace, reason="FetchFailed", says="the repository has no revision", **refused)
     locked = {"claimName": None, "size": "1Gi", "storageClassName": f"{namespace}-locked"}
     kube.delete(get(kube, namespace))

@@ -11,6 +11,7 @@ Directories are renamed instead, which one process at a time can do.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -90,7 +91,7 @@ class Snapshot:
                 self._continue_earlier()
             self.partial.mkdir(exist_ok=True)
             for folder in (self.partial, *filter(Path.is_dir, self.partial.rglob("*"))):
-                folder.chmod(0o755)
+                _set_mode(folder, 0o755)
             self.touch()
         except OSError as error:
             groups = ", ".join(map(str, sorted({os.getegid(), *os.getgroups()})))
@@ -141,7 +142,7 @@ class Snapshot:
                 path.unlink()
         files = [_described(self.partial, name, hashes[name]) for name in sorted(hashes)]
         for path in (*self.partial.rglob("*"), self.partial):
-            path.chmod(0o755 if path == self.partial else 0o555 if path.is_dir() else 0o444)
+            _set_mode(path, 0o755 if path == self.partial else 0o555 if path.is_dir() else 0o444)
             _sync(path)
         try:
             self.partial.rename(self.path)
@@ -153,7 +154,7 @@ class Snapshot:
             self.path.rename(aside)
             self.partial.rename(self.path)
             _remove(aside)
-        self.path.chmod(0o555)
+        _set_mode(self.path, 0o555)
         _sync(self.path.parent)
         content = {"format": FORMAT, "uri": self.uri, "commit": self.commit, "files": files, "version": version}
         temporary = self.marker.with_name(f"{self.partial.name}.json")
@@ -209,10 +210,18 @@ def _described(folder: Path, name: str, sha256: str) -> dict[str, Any]:
     return {"path": name, "size": (folder / name).stat().st_size, "sha256": sha256}
 
 
+def _set_mode(path: Path, mode: int) -> None:
+    with contextlib.suppress(OSError):  # some network file systems have no modes
+        path.chmod(mode)
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)):
+            raise  # these: a file system that cannot write a directory alone
     finally:
         os.close(descriptor)
 
@@ -220,7 +229,6 @@ def _sync(path: Path) -> None:
 def _remove(folder: Path) -> None:
     """Removes a directory, also a read-only one. Another process may remove it too."""
     for path in (folder, *folder.rglob("*")):
-        with contextlib.suppress(OSError):
-            if path.is_dir() and not path.is_symlink():
-                path.chmod(0o755)
+        if path.is_dir() and not path.is_symlink():
+            _set_mode(path, 0o755)
     shutil.rmtree(folder, ignore_errors=True)

@@ -33,6 +33,17 @@ KEY = snapshots.key("hf://org/private")
 CODE = "import sys; from runtime.fetch import main; code = main(); assert 'torch' not in sys.modules; sys.exit(code)"
 FULL = "import shutil; shutil.disk_usage = lambda path: type('Usage', (), {'free': 1000}); "
 NO_SPACE = "import os; os.fsync = lambda fd: (_ for _ in ()).throw(OSError(28, 'No space left on device')); "
+SIMPLE = """
+import os, pathlib, stat
+sync = os.fsync
+def fsync(fd):
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        raise OSError(22, "Invalid argument")
+    sync(fd)
+def chmod(*_):
+    raise OSError(95, "Operation not supported")
+os.fsync, pathlib.Path.chmod = fsync, chmod
+"""
 IMPATIENT = "from runtime.weights import snapshots; snapshots.PUBLISHING_SECONDS = 0.1; "
 BAD_DISK = "import os; os.fsync = lambda fd: (_ for _ in ()).throw(OSError(5, 'Input/output error')); "
 
@@ -202,6 +213,11 @@ def test_only_with_keep_other_snapshots_are_removed(stub: Stub, volume: Volume, 
     assert partial == (["live"] if own else ["left", "live"])
     assert (volume.root / "lost+found").is_dir()
     assert (volume.root / "notes.txt").is_file()
+
+
+def test_a_file_system_without_modes_and_syncs_of_directories_is_enough(stub: Stub, volume: Volume) -> None:
+    assert volume.fetch(stub.add("model", FILES), patch=SIMPLE)[0] == 0
+    assert volume.snapshot("model") == FILES | {REPOSITORY: b"org/private\n"}
 
 
 def test_a_wrong_byte_is_never_published(stub: Stub, volume: Volume) -> None:

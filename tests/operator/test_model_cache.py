@@ -15,6 +15,7 @@ from tests.operator.samples import apply, child, container, edit, kinds, make, o
 from unmask_operator.objects import Obj, Ref
 from unmask_operator.plan.observed import FetchReport, Load, Observed
 from unmask_operator.plan.plan import Plan
+from unmask_operator.render.labels import is_own
 from unmask_operator.settings import Settings
 from unmask_operator.status import status
 
@@ -190,6 +191,22 @@ def test_an_edit_of_something_else_needs_no_download(change: Obj) -> None:
     assert storage == change.get("modelCache", SIZE)["pvc"]["size"]
     (new,) = jobs(settle(restarted(after, "today")))
     assert new["metadata"]["name"] != jobs(after)[0]["metadata"]["name"], "a restart resolves the revision again"
+
+
+def test_children_that_lost_their_owner_can_be_adopted() -> None:
+    children = begun().children
+    assert {"Job", "PersistentVolumeClaim"} <= {ref.kind for ref in children}
+    assert all(is_own(ref, "demo") and not is_own(ref, "dem") for ref in children)
+
+
+def test_a_claim_that_somebody_enlarged_is_not_shrunk() -> None:
+    observed = begun()
+    grown = copy.deepcopy(observed.children[CLAIM])
+    grown["spec"]["resources"]["requests"]["storage"] = "0.3Ti"
+    observed = replace(observed, children={**observed.children, CLAIM: grown})
+    assert child(make(observed, SETTINGS), "PersistentVolumeClaim")["spec"] == grown["spec"]
+    larger = make(edit(observed, modelCache={"pvc": {"size": "1Ti"}}), SETTINGS)
+    assert child(larger, "PersistentVolumeClaim")["spec"]["resources"]["requests"]["storage"] == "1Ti"
 
 
 def test_a_job_runs_again_if_its_input_changed_or_its_result_is_lost() -> None:

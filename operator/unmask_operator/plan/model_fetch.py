@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService
-from unmask_operator.objects import Obj, Ref, controller_uid
+from unmask_operator.objects import Obj, Ref, controller_uid, quantity
 from unmask_operator.plan.observed import FetchReport, Observed
 from unmask_operator.render import model_cache
 from unmask_operator.render.labels import claim_name
@@ -60,6 +60,15 @@ def results(report: FetchReport | None) -> Iterable[Mapping[str, Any]]:
                 found = None
             known = isinstance(found, dict) and (COMMIT.fullmatch(str(found.get("commit"))) or "message" in found)
             yield found if known else {"message": f"exit code {ended.get('exitCode')}: {ended.get('reason')}"}
+
+
+def not_smaller(claim: Obj, live: Obj | None) -> Obj:
+    """Returns the rendered claim with the size of the live one if that is larger: claims cannot shrink."""
+    size, found = (((one or {}).get("spec") or {}).get("resources") or {} for one in (claim, live))
+    wanted, present = ((one.get("requests") or {}).get("storage") for one in (size, found))
+    if (quantity(present) or 0) <= (quantity(wanted) or 0):
+        return claim
+    return {**claim, "spec": {**claim["spec"], "resources": {"requests": {"storage": present}}}}
 
 
 def cached_commit(

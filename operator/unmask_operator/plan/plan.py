@@ -9,7 +9,7 @@ from unmask_operator.api.spec import CHILD_OF
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.plan import keda, zero
 from unmask_operator.plan.adoption import adopted_revision, is_orphan, owner_reference
-from unmask_operator.plan.model_fetch import ModelFetch, cached_commit, model_fetch
+from unmask_operator.plan.model_fetch import ModelFetch, cached_commit, model_fetch, not_smaller
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.optional_kinds import problem_of
 from unmask_operator.render import render
@@ -202,6 +202,8 @@ def _children(
         if child["kind"] == "Deployment" and "rolloutStrategy" in resource.unread:
             live = observed.children.get(Ref.of(child), child)["spec"]
             child["spec"] = {**child["spec"], "strategy": live.get("strategy", child["spec"]["strategy"])}
+        if child["kind"] == "PersistentVolumeClaim":
+            child = not_smaller(child, observed.children.get(Ref.of(child)))
         if problem := problem_of(child, observed, settings):
             problems.append(Problem(*problem))
         else:
