@@ -72,7 +72,11 @@ def _names_rule(field: str) -> Rule:
 
 _HUB = r"hf://[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*"
 _CLAIM = r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*/?"
-_URI = rf"^(demo://|{_HUB}|{_CLAIM})$"
+_IMAGE = (
+    r"oci://[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
+    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@sha256:[0-9a-f]{64})?"
+)
+_URI = rf"^(demo://|{_HUB}|{_CLAIM}|{_IMAGE})$"
 _ADAPTER = rf"^(demo://[a-z0-9][a-z0-9_-]*|{_HUB}|{_CLAIM})$"
 _TAGGED = r"^([^/@]+/)*[^/:@]+:[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 _RESERVED_ARGUMENT = rf"^(-h|--({'|'.join(name.replace('-', '[-_]') for name in RESERVED)})(=.*)?)$"
@@ -180,7 +184,14 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
     Model: (
         Rule(
             f"self.uri.matches('{_URI}')",
-            "must be demo://, hf://ORG/NAME or pvc://CLAIM/PATH; set a revision in model.revision",
+            "must be demo://, hf://ORG/NAME, pvc://CLAIM/PATH or oci://REGISTRY/REPOSITORY:TAG or @DIGEST; set a "
+            "revision in model.revision",
+            "uri",
+        ),
+        Rule(
+            "!self.uri.startsWith('oci://') || self.uri.contains('@sha256:') || "
+            f"(self.uri.substring(6).matches('{_TAGGED}') && !self.uri.endsWith(':latest'))",
+            "names no version of the image; add a tag that is not latest, or a digest, for one model in all pods",
             "uri",
         ),
         Rule(

@@ -66,13 +66,14 @@ class ApiServer:
 
 
 @contextlib.contextmanager
-def start_api_server(*, controllers: bool = False, nodes: int = 0) -> Iterator[ApiServer]:
+def start_api_server(*, controllers: bool = False, nodes: int = 0, feature_gates: str = "") -> Iterator[ApiServer]:
     """Starts etcd and kube-apiserver, which are ready within seconds. They end with the block.
 
     Args:
         controllers: Whether to start kube-controller-manager.
         nodes: Number of simulated nodes. Their pods become ready but run nothing. If not 0, the scheduler and
             kube-controller-manager start too.
+        feature_gates: Of kube-apiserver, such as "ImageVolume=true".
 
     Raises:
         MissingProgramError: Programs are not built yet.
@@ -87,7 +88,7 @@ def start_api_server(*, controllers: bool = False, nodes: int = 0) -> Iterator[A
     plane = ControlPlane(site, programs)
     try:
         plane.start_etcd()
-        plane.start_api_server(*LOOPBACK_FLAGS)
+        plane.start_api_server(*LOOPBACK_FLAGS, *([f"--feature-gates={feature_gates}"] if feature_gates else []))
         if controllers:
             plane.start_controller_manager()
         if nodes:

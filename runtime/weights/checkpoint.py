@@ -248,7 +248,10 @@ def open_checkpoint(model: str | None, *, has_weights: bool = True) -> Checkpoin
         return _open(path, has_weights=has_weights)
     if model.startswith("hf://"):
         return _open_text(model, hub.download(model, hub.TEXT_PATTERNS, hub.SUBFOLDERS))
-    return _open(checkpoint_files.find_directory(model, f"--model {model!r}"), has_weights=has_weights)
+    directory = checkpoint_files.find_directory(model, f"--model {model!r}")
+    if not checkpoint_files.has(directory, "config.json") and checkpoint_files.has(directory / "models", "config.json"):
+        directory /= "models"  # an image with a model has it there
+    return _open(directory, has_weights=has_weights)
 
 
 def fetch_text(repository: hub.Repository, to: Path) -> Checkpoint:

@@ -70,7 +70,9 @@ def cached(model: Spec | None = None, **fields: Any) -> Spec:
 INVALID_KEYS = ("", "-a", "a" * 64, "Example.com/a", "example.com/", "é")
 RULES = (
     Case("must be at most 40 characters", {}, {}, ("a" * 40, "a" * 41)),
-    Case("must be demo://, hf://ORG/NAME or pvc://", {"model": {"uri": "pvc://c/a/b"}}, {"model": {"uri": "s3://b/a"}}),
+    Case("must be demo://, hf://ORG/NAME, pvc://", {"model": {"uri": "pvc://c/a/b"}}, {"model": {"uri": "s3://b/a"}}),
+    Case("names no version of the image", {"model": {"uri": f"oci://host:5000/team/llada_2@sha256:{'0' * 64}"}},
+         {"model": {"uri": "oci://registry.example/team/llada"}}),
     Case("only a model of the hub (hf://) has revisions", {"model": {**HUB, "revision": "v1"}},
          {"model": {"uri": "demo://", "revision": "v1"}}),
     Case("are downloaded with a token", {"model": {"uri": "pvc://c", "tokenSecretRef": TOKEN}, "lora": {}},
@@ -175,7 +177,14 @@ RULES = (
 
 # Further cases of the same rules, by a part of the message.
 ALSO_REFUSED: dict[str, list[Spec]] = {
-    "must be demo://": [{"model": {"uri": f}} for f in ("hf://org/name@v1", "pvc://c/../d", "demo://x", "hf://a/$(X)")],
+    "names no version of the image": [{"model": {"uri": "oci://registry.example/a:latest"}}],
+    "must be demo://": [
+        {"model": {"uri": uri}}
+        for uri in (
+            *("hf://org/name@v1", "pvc://c/../d", "demo://x", "hf://a/$(X)"),
+            *("oci://a", "oci://a/B:1", "oci://a/b:1@sha256:0"),
+        )
+    ],
     "must be demo://NAME": [adapters({"uri": uri}) for uri in ("demo://", "pvc://c/../etc", "hf://a/b@v1")],
     "the operator itself sets": [
         engine(extraArgs=arguments)

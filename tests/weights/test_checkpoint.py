@@ -146,6 +146,14 @@ def test_shards_that_an_index_does_not_name_are_ignored(tiny, caplog):
     assert "model-0-of-9.safetensors ignored: model.safetensors.index.json lists other files" in caplog.text
 
 
+def test_a_mounted_image_may_have_the_files_in_models(tiny):
+    path = tiny()
+    (folder := path / "models").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (path / name).rename(folder / name)
+    assert resolve_checkpoint(str(path)).path == folder
+
+
 def test_an_adapter_alone_is_no_checkpoint(tiny):
     path = tiny()
     (path / "model.safetensors").rename(path / "adapter_model.safetensors")

@@ -58,8 +58,10 @@ class Model(Section):
 
     uri: Annotated[str, Field(min_length=1, max_length=512)]
     """Location of the checkpoint: demo:// (the small model in the runtime's image), hf://ORG/NAME (a Hugging Face
-    repository that each pod downloads) or pvc://CLAIM/PATH (a directory of a PersistentVolumeClaim in the resource's
-    namespace, mounted read-only)."""
+    repository that each pod downloads, or with modelCache.pvc one Job), pvc://CLAIM/PATH (a directory of a
+    PersistentVolumeClaim in the resource's namespace, mounted read-only) or oci://REGISTRY/REPOSITORY:TAG or @DIGEST
+    (an image with the files in its root or in /models, mounted as an image volume; needs Kubernetes 1.35, or the
+    feature gate ImageVolume)."""
     revision: Revision | None = None
     """Branch, tag or commit of an hf:// repository. Default: the commit of the main branch at the first start; a
     restart resolves it again."""

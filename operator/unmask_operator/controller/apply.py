@@ -16,6 +16,7 @@ from unmask_operator.objects import Key, Obj, Ref, controller_uid
 from unmask_operator.plan.drift import WRITTEN_ONCE, clashes, content, with_secondary_family, written_form
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
+from unmask_operator.render import image_volumes
 from unmask_operator.render.labels import adapters_config
 
 # A revision records that its spec was accepted, and pods are made from revisions only. Neither is written if the other
@@ -282,6 +283,9 @@ class Applier:
             else:
                 raise
             return
+        if dry_run and image_volumes.dropped(child, written):
+            outcome.refused.setdefault(ref, []).append(child)
+            conflict.refusals[ref] = image_volumes.UNAVAILABLE
         if not dry_run:
             kind = kind_of(ref.api_version, ref.kind)
             self.cache.put(kind, written)

@@ -70,11 +70,16 @@ def volumes(spec: Spec) -> dict[str, str]:
     return own | {f"adapters-{i}": claim for i, claim in named}
 
 
+def images(spec: Spec) -> dict[str, str]:
+    """Returns the images that are mounted as volumes, by volume name."""
+    return {"model": spec.model.uri.removeprefix("oci://")} if spec.model.uri.startswith("oci://") else {}
+
+
 def mounts(spec: Spec) -> dict[str, str]:
     """Returns volume names by mount path. With adapters, each claim is also mounted by name, including the model's."""
     found = volumes(spec)
     by_name = {f"{CLAIMS_MOUNT}/{claim}": volume for volume, claim in found.items()} if spec.lora else {}
-    return ({MODEL_MOUNT: "model"} if "model" in found else {}) | by_name
+    return ({MODEL_MOUNT: "model"} if "model" in found or images(spec) else {}) | by_name
 
 
 def model_argument(spec: Spec) -> str | None:
@@ -89,12 +94,13 @@ def model_argument(spec: Spec) -> str | None:
             return uri + (f"@{revision}" if revision else f"$({VARIABLE})")  # empty, or "@" and a commit
         case "pvc":
             return "/".join((MODEL_MOUNT, *_on_claim(uri)[1:]))
+        case "oci":
+            return MODEL_MOUNT
         case "demo":
             return None
         case scheme:
-            raise SpecError(
-                "spec.model.uri", f"{scheme}:// is not supported by this operator; use demo://, hf:// or pvc://"
-            )
+            fix = "use demo://, hf://, pvc:// or oci://"
+            raise SpecError("spec.model.uri", f"{scheme}:// is not supported by this operator; {fix}")
 
 
 def adapter(lora_adapter: Adapter) -> str:

@@ -149,6 +149,9 @@ def _volumes(resource: DiffusionLMService, settings: Settings) -> list[Obj]:
     ]
     for volume, claim in model.volumes(resource.spec).items():
         volumes.append({"name": volume, "persistentVolumeClaim": {"claimName": claim}})
+    for volume, reference in model.images(resource.spec).items():
+        image = {"reference": reference, "pullPolicy": resource.spec.image_pull_policy}
+        volumes.append({"name": volume, "image": image})
     if cache := model_cache.claim_of(resource.spec, resource.name):
         volumes.append({"name": model_cache.VOLUME, "persistentVolumeClaim": {"claimName": cache}})
     if adapters.are_followed(resource.spec):
