@@ -8,6 +8,7 @@ import glob
 import hashlib
 import re
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -282,7 +283,10 @@ def _snapshot(
     to: Path | None = None,
 ) -> Path:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
+    if not sys.stderr.isatty():  # in a log, the bar of one process may follow the error of another
+        disable_progress_bars()
     path = snapshot_download(
         repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(ignore),
         local_files_only=local_files_only, local_dir=to, max_workers=FILES_AT_ONCE if to else CACHED_AT_ONCE,
