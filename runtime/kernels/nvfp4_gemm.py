@@ -1,8 +1,8 @@
 """The GEMMs of NVFP4 weights on Hopper: linear layers, and the experts of a mixture.
 
-The weights are the first operand of the tensor cores, from registers: TMA loads codes and scales to shared memory, and
-each thread converts the codes that it multiplies. It converts both halves of a word at once, which takes about 2.5
-instructions per code. Rows arrive by asynchronous copies, because those of an expert are gathered.
+The weights are the first operand of the tensor cores, from registers: TMA loads codes to shared memory, and each thread
+converts those that it multiplies. It converts both halves of a word at once, which takes about 2.5 instructions per
+code. Scales and rows arrive by asynchronous copies, because the rows of an expert are gathered.
 
 A sum adds the products of 16 inputs at a time, in ascending order, for every tile: all results are batch-invariant.
 """
@@ -199,13 +199,32 @@ def _make_buffers(
 
 
 @gluon.jit
+def _store(
+    value, out_ptr, target_ptr, first, end, first_column, WIDTH: gl.constexpr, COLUMNS: gl.constexpr,
+    ROWS: gl.constexpr,
+):  # fmt: skip
+    """Stores value [COLUMNS, ROWS] to rows of `out_ptr` [.., WIDTH], from a column on.
+
+    Row n is `first` + n, or the one that `target_ptr` has there. It is stored if `first` + n is below `end`.
+    """
+    stored: gl.constexpr = _copy_layout(COLUMNS, 8, gl.num_warps())
+    value = gl.convert_layout(gl.permute(value.to(out_ptr.dtype.element_ty), (1, 0)), stored)
+    row = first + gl.arange(0, ROWS, gl.SliceLayout(1, stored))
+    target = row
+    if target_ptr is not None:
+        target = gl.load(target_ptr + row, mask=row < end, other=0)
+    column = first_column + gl.arange(0, COLUMNS, gl.SliceLayout(0, stored))
+    gl.store(out_ptr + (target[:, None] * WIDTH + column[None, :]), value, mask=(row < end)[:, None])
+
+
+@gluon.jit
 def _expert_tile(
     x_ptr, codes_desc, scales_ptr, out_ptr, order_ptr, first, end, expert, column_tile, x_bufs, code_bufs, scale_bufs,
     full,
     TOP_K: gl.constexpr, SIZE: gl.constexpr, OUTPUTS: gl.constexpr, COLUMNS: gl.constexpr, ROWS: gl.constexpr,
     DEPTH: gl.constexpr, STAGES: gl.constexpr, INTERLEAVE: gl.constexpr, GELU: gl.constexpr,
 ):  # fmt: skip
-    """Computes COLUMNS weight rows of at most ROWS pairs, see `_nvfp4_experts`."""
+    """Computes COLUMNS weight rows of at most ROWS pairs, see `_experts`."""
     pos = first + gl.arange(0, ROWS, gl.SliceLayout(1, _copy_layout(DEPTH, 8, gl.num_warps())))
     ok = pos < end
     row = pos
@@ -226,14 +245,8 @@ def _expert_tile(
         columns: gl.constexpr = COLUMNS
         width: gl.constexpr = OUTPUTS
         value = acc
-    stored: gl.constexpr = _copy_layout(columns, 8, gl.num_warps())
-    value = gl.convert_layout(gl.permute(value.to(out_ptr.dtype.element_ty), (1, 0)), stored)
-    pos = first + gl.arange(0, ROWS, gl.SliceLayout(1, stored))
-    target = pos
-    if INTERLEAVE == 0:
-        target = gl.load(order_ptr + pos, mask=pos < end, other=0)
-    column = column_tile * columns + gl.arange(0, columns, gl.SliceLayout(0, stored))
-    gl.store(out_ptr + (target[:, None] * width + column[None, :]), value, mask=(pos < end)[:, None])
+    target_ptr = order_ptr if INTERLEAVE == 0 else None
+    _store(value, out_ptr, target_ptr, first, end, column_tile * columns, width, columns, ROWS)
 
 
 @gluon.jit(do_not_specialize=["max_tiles"])  # avoids a recompilation per value
@@ -287,11 +300,7 @@ def _linear(
     if bias_ptr is not None:
         column = first_column + gl.arange(0, COLUMNS, gl.SliceLayout(1, acc.type.layout))
         acc += gl.load(bias_ptr + column).to(gl.float32)[:, None]
-    stored: gl.constexpr = _copy_layout(COLUMNS, 8, gl.num_warps())
-    value = gl.convert_layout(gl.permute(acc.to(out_ptr.dtype.element_ty), (1, 0)), stored)
-    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, stored))
-    column = first_column + gl.arange(0, COLUMNS, gl.SliceLayout(0, stored))
-    gl.store(out_ptr + (row[:, None] * OUTPUTS + column[None, :]), value, mask=(row < rows)[:, None])
+    _store(acc, out_ptr, None, first_row, rows, first_column, OUTPUTS, COLUMNS, ROWS)
 
 
 def supports_nvfp4_gemm(x: torch.Tensor, *weights: Nvfp4, rows: int) -> bool:
