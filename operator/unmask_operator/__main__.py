@@ -15,7 +15,7 @@ from typing import Any, cast
 import aiohttp
 import kopf
 
-from unmask_operator import health, logs
+from unmask_operator import health
 from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.controller.manager import Manager
 from unmask_operator.controller.resync import Resync
@@ -23,12 +23,13 @@ from unmask_operator.controller.workqueue import WorkQueue
 from unmask_operator.handlers import make_registry
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.client import Client
-from unmask_operator.kube.credentials import Credentials, LoginError
+from unmask_operator.kube.credentials import Credentials
 from unmask_operator.kube.watch_login import WatchLogin
 from unmask_operator.leaderelection import LeaderElector, Lease, exit_at_once, run_leader_election
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key
-from unmask_operator.settings import PREFIX, Settings, read_settings
+from unmask_operator.program import run_program
+from unmask_operator.settings import PREFIX, Settings
 
 KOPF_END_SECONDS = 5.0  # limit for the end of kopf's tasks; the Lease is released afterwards
 
@@ -159,22 +160,11 @@ def main(arguments: Sequence[str] = ()) -> int:
         SystemExit: the help was printed (status 0), or an argument is unknown (status 2).
     """
     _usage().parse_args(arguments)
-    try:
-        settings = read_settings()
-    except ValueError as error:
-        print(f"unmask-operator: {error}", file=sys.stderr)
-        return 2
-    logs.configure(settings)
+    return run_program("unmask-operator", log, _run)
 
-    async def run() -> None:
-        await Operator(settings).run()
 
-    try:
-        asyncio.run(run())
-    except LoginError as error:
-        log.error("cannot log in to the API server: %s", error)
-        return 1
-    return 0
+async def _run(settings: Settings) -> None:
+    await Operator(settings).run()
 
 
 if __name__ == "__main__":

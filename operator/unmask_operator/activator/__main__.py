@@ -7,13 +7,14 @@ import resource
 import signal
 import sys
 
-from unmask_operator import health, logs
+from unmask_operator import health
 from unmask_operator.activator.metrics import Metrics
 from unmask_operator.activator.server import Server
 from unmask_operator.activator.targets import Targets
 from unmask_operator.kube.client import Client
-from unmask_operator.kube.credentials import Credentials, LoginError
-from unmask_operator.settings import Settings, read_settings
+from unmask_operator.kube.credentials import Credentials
+from unmask_operator.program import run_program
+from unmask_operator.settings import Settings
 
 DRAIN_DELAY_SECONDS = 20.0  # after SIGTERM, until the operator and proxies no longer use this pod's address
 
@@ -47,20 +48,9 @@ async def run(settings: Settings, drain_delay: float = DRAIN_DELAY_SECONDS) -> N
 
 def main() -> int:
     """Runs the activator and returns its exit status."""
-    try:
-        settings = read_settings()
-    except ValueError as error:
-        print(f"unmask-activator: {error}", file=sys.stderr)
-        return 2
-    logs.configure(settings)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a connection takes two descriptors
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    try:
-        asyncio.run(run(settings))
-    except LoginError as error:
-        log.error("cannot log in to the API server: %s", error)
-        return 1
-    return 0
+    return run_program("unmask-activator", log, run)
 
 
 if __name__ == "__main__":
