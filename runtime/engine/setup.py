@@ -239,6 +239,7 @@ def _info(config: EngineConfig, checkpoint: Checkpoint, plan: ModelPlan, rank: R
         prefix_caching=context.prefix_caching and strategy.prefix_cacheable,
         blocks_from_prompt=strategy.block_layout.from_prompt,
         truncate_last_block=strategy.block_layout.truncate_last,
+        sees_suffix=strategy.sees_suffix,
         default_max_tokens=strategy.default_max_tokens,
         tool_calls=family.tool_calls,
         reasoning=family.reasoning,

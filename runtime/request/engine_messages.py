@@ -183,6 +183,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     split_token_id: int | None = None
     blocks_from_prompt: bool = False  # this and the next: see BlockLayout
     truncate_last_block: bool = False
+    sees_suffix: bool = False  # see ``Strategy.sees_suffix``
     tool_calls: str = "hermes"  # format of tool calls of the family, see ``runtime.parsers``
     reasoning: str = ""  # format of reasoning; "": none
     template_variables: dict[str, bool] = {}  # of the chat template, unless a request sets them

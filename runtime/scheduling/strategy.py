@@ -63,6 +63,7 @@ class Strategy:
         buffer_size: maximum number of open blocks, which are denoised at once.
         prefix_cacheable: K/V of a prefix does not depend on the tokens after it.
         requires_full_prompt: the prompt is forwarded in one step. `max_rows` includes it.
+        sees_suffix: positions attend to all later ones of the output, also to those of later blocks.
         default_max_tokens: `max_tokens` of requests that set none. None: the default of the route.
         uniform_noise: open blocks contain noise instead of masks.
         supports_grammar: unmasked tokens stay, and constrained decoding can unmask from left to right.
@@ -76,6 +77,7 @@ class Strategy:
     buffer_size: int = 1
     prefix_cacheable = True
     requires_full_prompt = False
+    sees_suffix = False
     default_max_tokens: int | None = None
     uniform_noise = False
     supports_grammar = True

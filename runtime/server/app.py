@@ -19,9 +19,11 @@ from runtime.server.admin import docs, routes, tokenize
 from runtime.server.anthropic import messages
 from runtime.server.generate import serving
 from runtime.server.http_protocol.limits import OPEN_PATHS
+from runtime.server.llama_cpp import infill
 from runtime.server.middleware.auth import ApiKeys
 from runtime.server.middleware.request_middleware import RequestMiddleware, error_response_for
 from runtime.server.middleware.tracing import Tracing
+from runtime.server.mistral import fim
 from runtime.server.openai import chat, completions, responses
 from runtime.server.openapi import decoding_schema, request_defaults, secure, set_sampling_defaults, type_schemas
 from runtime.server.serving.context import ServerContext
@@ -30,6 +32,7 @@ from runtime.server.serving.routes import RouteHandler, fast_routes
 TAGS = {  # groups of the API docs, in order
     "OpenAI": "Routes of OpenAI's API.",
     "Anthropic": "Routes of Anthropic's API.",
+    "Editors": "Routes that complete a text at a cursor.",
     "Denoising": "Routes whose streams show each denoising step.",
     "Tokens": "Token ids as generation routes use them.",
     "Models": "Names for the field `model`.",
@@ -91,7 +94,7 @@ def make_app(context: ServerContext, keys: ApiKeys, tracer: Tracing | None) -> A
         exception_handlers={HTTPException: _http_error},
     )
     app.state.context = context
-    modules = (serving, chat, completions, responses, messages, tokenize, routes, docs)
+    modules = (serving, chat, completions, responses, messages, fim, infill, tokenize, routes, docs)
     routers = [*(module.router for module in modules), routes.adapter_router]
     for router in routers:
         app.include_router(router)

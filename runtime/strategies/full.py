@@ -47,6 +47,7 @@ class FullCanvas(Strategy):
     )  # fmt: skip
     prefix_cacheable = False
     requires_full_prompt = True
+    sees_suffix = True
     default_max_tokens: int | None = 256
 
     def __init__(self, context: DecodingContext) -> None:

@@ -34,6 +34,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hello", "max_tokens": 4},
     "/v1/responses": {"input": "hello", "max_output_tokens": 4}, "/v1/messages": {"messages": USER, "max_tokens": 4},
     "/v1/messages/count_tokens": {"messages": USER}, "/v1/infill": {"text": "a<mask:2>b"},
+    "/v1/fim/completions": {"prompt": "hello", "max_tokens": 4}, "/infill": {"input_prefix": "a", "input_suffix": "b"},
     "/generate": {"prompt": "hello", "max_tokens": 4}, "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [40, 41]},
 }  # fmt: skip

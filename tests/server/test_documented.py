@@ -37,6 +37,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [  # server, route, body
     ("server", "/generate", {"prompt": "a b", **SHORT, "logprobs": 2}),
     ("server", "/generate", {"messages": ASK, "max_tokens": 9}),
     ("server", "/v1/infill", {"text": "a <mask:5> b <mask:2>"}),
+    ("server", "/v1/fim/completions", {"prompt": "a", "suffix": "b", **SHORT}),
+    ("server", "/infill", {"input_prefix": "a", "input_suffix": "b", **SHORT, "return_tokens": True}),
 ]
 STREAMS = [
     *CASES,
@@ -103,6 +105,8 @@ def test_each_event_of_a_stream_matches_the_document(
     schema = declared["itemSchema"]["properties"]["data"]["contentSchema"]
     if path in ("/v1/responses", "/v1/messages"):
         events = [data for _, data in sse_events(answer.text)]
+    elif path == "/infill":
+        events = [json.loads(line) for line in sse(answer.text)]
     else:
         *lines, last = sse(answer.text)
         assert last == "[DONE]"

@@ -22,6 +22,8 @@ BODIES: dict[str, dict[str, Any]] = {
     **{route: request(route, "hello", max_tokens=4) for route in ROUTES},
     "/v1/messages/count_tokens": {"messages": [USER]},
     "/v1/infill": {"segments": [{"text": "a"}, {"mask": 2}]},
+    "/v1/fim/completions": {"prompt": "a", "suffix": "b", "max_tokens": 4},
+    "/infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 4},
     "/detokenize": {"tokens": [40, 41]},
 }
 

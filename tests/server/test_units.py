@@ -23,8 +23,10 @@ from runtime.server.anthropic import messages as messages_route
 from runtime.server.engine_client import ipc_protocol
 from runtime.server.generate import serving
 from runtime.server.generate.protocol import GenerateRequest
+from runtime.server.llama_cpp import infill
 from runtime.server.logs import redact_queries
 from runtime.server.metrics import EngineMetrics
+from runtime.server.mistral import fim
 from runtime.server.openai import chat, completions, responses
 from runtime.server.openai.protocol import ChatRequest
 from runtime.server.serving.logprobs import PromptEcho
@@ -200,10 +202,12 @@ logging.getLogger("huggingface_hub.file_download").warning("%s fails", "https://
 
 def test_raw_body_routes_are_found_by_method_and_path() -> None:
     """Checks that they are the generating routes and the token counter, and no route whose response FastAPI builds."""
-    found = fast_routes(module.router for module in (chat, completions, serving, messages_route, responses, routes))
-    paths = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
+    modules = (chat, completions, serving, messages_route, responses, fim, infill, routes)
+    found = fast_routes(module.router for module in modules)
+    paths = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/fim/completions"}
     unversioned = {path.removeprefix("/v1") for path in paths}
     messages = {"/v1/messages", "/v1/messages/count_tokens"}
-    assert set(found) == {("POST", path) for path in (*paths, *unversioned, *messages, "/generate", "/v1/infill")}
+    others = {"/generate", "/v1/infill", "/infill"}
+    assert set(found) == {("POST", path) for path in (*paths, *unversioned, *messages, *others)}
     for path in paths:
         assert found["POST", path] is found["POST", path.removeprefix("/v1")]

@@ -39,9 +39,7 @@ async def _add_suffix(
     (behind,) = await context.preprocessor.encode_pieces(
         request, [suffix], "suffix", free_tokens - 1, parse_special=body.parse_special is True
     )
-    hole = min(requested, free_tokens - len(behind))  # like any output, at most the free tokens
-    generation.max_tokens, generation.text_limit = hole + len(behind), hole
-    generation.pinned_tokens = {hole + i: token for i, token in enumerate(behind)} or None
+    generation.pin_suffix(min(requested, free_tokens - len(behind)), behind)  # like any output, at most the free tokens
 
 
 def _list(prompt: Any) -> list[str | list[int]]:

@@ -128,6 +128,7 @@ if TYPE_CHECKING:
 
         n: int | None
         max_tokens: int | None
+        min_tokens: int | None
         stop: Any
 
 else:

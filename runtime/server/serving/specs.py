@@ -94,6 +94,11 @@ class Generation:
             texts = [text for text in (*prompts, suffix) if isinstance(text, str)]
             self.special_text = await preprocessor.find_special_text(self.request, texts)
 
+    def pin_suffix(self, hole: int, suffix: Sequence[int]) -> None:
+        """Sets the output to `hole` tokens before the token ids `suffix`, which are not returned."""
+        self.max_tokens, self.text_limit = hole + len(suffix), hole
+        self.pinned_tokens = {hole + i: token for i, token in enumerate(suffix)} or None
+
     async def submit(self) -> GenerationJob:
         """Validates the request and submits its completions to the engines. Raises RequestError."""
         self._read_fields()
