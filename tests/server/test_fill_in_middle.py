@@ -19,7 +19,7 @@ VOCABULARY = 223  # of bytes; the mask is the next id, as in the config
 SNIPPETS = [{"filename": "a.py", "text": "x = 1\n", "time": 1.5}, {"text": "y = 2"}]
 # What llama.vim sends besides the texts.
 VIM: dict[str, Any] = {
-    "n_predict": 12, "n_indent": 4, "top_k": 40, "top_p": 0.99, "samplers": ["top_k", "top_p", "infill"],
+    "n_predict": 12, "n_indent": 4, "n_cmpl": 1, "top_k": 40, "top_p": 0.99, "samplers": ["top_k", "top_p", "infill"],
     "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000, "stream": False,
 }  # fmt: skip
 
@@ -42,7 +42,7 @@ def sighted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 def answered(client: httpx.Client, route: str, **body: Any) -> Any:
     answer = client.post(route, json=body)
     assert answer.status_code == 200, answer.text
-    assert "x-unmask-ignored" not in answer.headers
+    assert answer.headers.get("x-unmask-ignored", "") == ("n_indent, t_max_predict_ms" if "n_indent" in body else "")
     return answer.json()
 
 
@@ -118,7 +118,7 @@ def test_editors_select_fields_by_paths(client: httpx.Client) -> None:
 
 def test_no_tokens_fill_the_prefix_cache(client: httpx.Client) -> None:
     parts = {"input_prefix": "", "input_suffix": "", "prompt": "", "input_extra": [{"text": "warm " * 40}]}
-    warmed = answered(client, INFILL, **parts, n_predict=0, samplers=[])
+    warmed = answered(client, INFILL, **parts, n_predict=0, samplers=[], t_max_predict_ms=0)
     assert (warmed["content"], warmed["tokens_predicted"], warmed["tokens_cached"]) == ("", 0, 0)
     answer = answered(client, INFILL, **{**parts, "input_prefix": "a\n"}, n_predict=2)
     assert answer["timings"]["cache_n"] == answer["tokens_cached"] > 150
@@ -170,6 +170,11 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
 def test_refusals_name_the_field(client: httpx.Client, route: str, param: str, body: dict[str, Any]) -> None:
     answer = client.post(route, json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_a_hole_of_no_tokens_is_empty(sighted: httpx.Client) -> None:
+    answer = answered(sighted, INFILL, input_prefix=BEFORE, input_suffix=AFTER, n_predict=0)
+    assert (answer["content"], answer["tokens_predicted"], answer["stop_type"]) == ("", 0, "limit")
 
 
 def test_a_hole_is_full(sighted: httpx.Client) -> None:

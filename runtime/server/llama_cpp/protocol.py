@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -45,11 +46,11 @@ class LlamaInfillRequest(generation.SingleChoiceRequest):
     )
     cache_prompt: bool | None = optional("ignored; prefixes are always cached", True)
     samplers: Any = ignored_field(["top_k", "top_p", "infill"])
-    n_indent: Integer | None = ignored_field(4)
+    n_indent: Integer | None = optional("above 0: ignored and named in `X-Unmask-Ignored`", 0)
     n_keep: Integer | None = ignored_field(0)
     id_slot: Integer | None = ignored_field(-1)
     t_max_prompt_ms: Number | None = ignored_field(500)
-    t_max_predict_ms: Number | None = ignored_field(1000)
+    t_max_predict_ms: Number | None = optional("above 0: ignored and named in `X-Unmask-Ignored`", -1)
     timings_per_token: bool | None = ignored_field(False)
     n_cmpl: Annotated[Any, UnsupportedField(1)] = None
     n_probs: Annotated[Any, UnsupportedField(0)] = None
@@ -62,6 +63,12 @@ class LlamaInfillRequest(generation.SingleChoiceRequest):
     xtc_probability: Annotated[Any, UnsupportedField(0)] = None
 
     stream_fields: ClassVar[tuple[str, ...]] = ()
+
+    def ignored_paths(self) -> Iterator[str]:
+        yield from super().ignored_paths()
+        for name in ("n_indent", "t_max_predict_ms"):  # they would end the output earlier
+            if (getattr(self, name) or 0) > 0:
+                yield name
 
     def names(self) -> dict[str, str]:
         return {

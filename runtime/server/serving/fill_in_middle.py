@@ -61,8 +61,6 @@ async def encode_middle(
     pieces = await context.preprocessor.encode_pieces(request, texts, middle.param, MAX_PROMPT_TOKENS)
     newline, *snippets, before, after = pieces
     bos = info.with_bos([])
-    if not bos and not any(snippets) and not before and (info.sees_suffix or not after):
-        raise refuse(middle.param, "is empty; this model needs a text before the cursor")
     size = sum(map(len, (*snippets, before, after)))
     free_tokens = info.max_model_len - len(bos) - len(newline)
     cut = middle.shortens and size > free_tokens - length
@@ -70,14 +68,18 @@ async def encode_middle(
         snippets, before, after = _shorten(snippets, before, after, max(free_tokens - length, free_tokens // 2))
     elif size >= free_tokens:
         raise context_length_error(middle.param, info, "more than")
+    fills = bool(after) and info.sees_suffix
     prompt = [*bos, *chain.from_iterable(snippets)]
-    if after and info.sees_suffix:
-        prompt += before
+    if after and not fills:
+        prompt += [*after, *(() if middle.after.endswith("\n") and not cut else newline)]
+    prompt += before
+    if not prompt:
+        raise refuse(middle.param, "is empty; this model needs a text before the cursor")
+    if fills:
         hole = min(length, info.max_model_len - len(prompt) - len(after))
         _check_hole(body, hole)
         generation.pin_suffix(hole, after)
     else:
-        prompt += [*after, *(newline if after and not middle.after.endswith("\n") else ()), *before]
         generation.max_tokens = length
     generation.prompts = [prompt]
     return cut
