@@ -197,7 +197,7 @@ LOCK := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-ha
 
 lock: setup  ## resolve the constraints again (names, versions and hashes only)
 	$(LOCK) --extra dev -c constraints/pins.txt pyproject.toml -o constraints/lock.txt
-	$(LOCK) --extra client --extra otel -c constraints/lock.txt pyproject.toml -o constraints/runtime.txt
+	$(LOCK) --extra client --extra otel --extra stores -c constraints/lock.txt pyproject.toml -o constraints/runtime.txt
 	for extra in operator docs; do \
 	  $(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' $$extra \
 	    | $(LOCK) -c constraints/lock.txt - -o constraints/$$extra.txt || exit 1; \

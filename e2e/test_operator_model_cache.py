@@ -7,16 +7,19 @@ gets the permissions for Jobs and claims by an upgrade of its chart.
 from __future__ import annotations
 
 import secrets
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
+from e2e.host import audit_log
 from e2e.load import ENOUGH, load
-from e2e.release import Release
-from e2e.scripts import PORT, python_pod
-from e2e.services import POD_TIMEOUT, ask, condition, engines, get, is_ready, kubectl, patch, pods, wait_condition
+from e2e.release import NAMESPACE, Release, leader
+from e2e.scripts import CHECKPOINT, PORT, python_pod, script_pod, serve
+from e2e.services import POD_TIMEOUT, ask, condition, demo, engines, get, is_ready, kubectl, patch, pods, wait_condition
 from e2e.test_hub import keep, private, start_hub
 
 V1 = {"revision": "v1"}
@@ -40,9 +43,27 @@ def volumes(kube: Kube, namespace: str) -> Iterator[str]:
         kube.delete(one)
 
 
+@pytest.fixture
+def small_disk(kube: Kube, namespace: str) -> Iterator[Path]:
+    """Yields the directory of a volume on a file system of its own, in which a model does not fit."""
+    if not audit_log().exists():
+        pytest.skip("needs a node whose file systems are at hand: a cluster that `up` started")
+    path = directory(namespace, "small")
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M,mode=777", "tmpfs", path], check=True)
+    made = volume(kube, namespace, "small")
+    yield path
+    kube.delete(made)
+    subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def directory(namespace: str, name: str) -> Path:
+    return Path(f"/var/tmp/unmask-{namespace}-{name}")
+
+
 def volume(kube: Kube, namespace: str, name: str) -> Obj:
     """Creates a volume that user 65532 may write to, unless its name is "locked"."""
-    path = f"/var/tmp/unmask-{namespace}-{name}"
+    path = str(directory(namespace, name))
     spec: Obj = {
         "capacity": {"storage": "1Gi"},
         "accessModes": ["ReadWriteMany"],
@@ -208,6 +229,80 @@ def test_a_service_deleted_during_its_download_leaves_nothing(kube: Kube, namesp
         return not fetch_pods(kube, namespace) and not kube.list("v1", "PersistentVolumeClaim", namespace)
 
     kube.wait("no pod and no claim", gone)
+
+
+@pytest.mark.usefixtures("cached", "volumes")
+def test_a_model_of_an_object_store_is_downloaded_by_the_job_alone(kube: Kube, namespace: str) -> None:
+    pod = script_pod(kube, namespace, "buckets", CHECKPOINT, str(PORT))
+    pod["spec"]["containers"][0]["env"] = [{"name": "ACCESS_KEY", "value": "reader"}]
+    serve(kube, pod)
+
+    def credentials(key: str) -> None:
+        values = {"AWS_ENDPOINT_URL": "http://buckets", "AWS_ALLOW_HTTP": "true", "AWS_SECRET_ACCESS_KEY": "x"}
+        meta = {"name": "bucket", "namespace": namespace}
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": meta}
+        kube.apply({**secret, "stringData": values | {"AWS_ACCESS_KEY_ID": key}})
+
+    credentials("wrong")
+    bucket = {"uri": "s3://models/org/name", "credentialsSecretRef": {"name": "bucket"}}
+    pvc = {"size": "1Gi", "storageClassName": namespace}
+    kube.create(demo(namespace, spec={"model": bucket, "replicas": 2, "modelCache": {"pvc": pvc}}))
+    refused = "the store refuses the credentials"
+    wait_condition(kube, namespace, "ModelCached", "False", reason="AccessDenied", says=refused)
+    credentials("reader")
+    kubectl("delete", "jobs", "--all", namespace=namespace)
+    wait_condition(kube, namespace)
+    assert "42" in ask(kube, namespace)
+    sent = kube.request("GET", kube.path("v1", "Pod", namespace, f"buckets:{PORT}", "proxy") + "/requests")
+    assert {*sent.values()} == {1}
+    assert "AWS" not in str(pods(kube, namespace))
+    assert not [one for pod in pods(kube, namespace) for one in pod["spec"]["containers"] if one.get("envFrom")]
+
+
+@pytest.mark.usefixtures("cached", "volumes")
+def test_an_operator_killed_during_a_download_starts_no_second_one(kube: Kube, namespace: str) -> None:
+    begin(kube, namespace, "held")
+    kube.create(service(namespace))
+    wait_downloading(kube, namespace)
+    (job,) = kube.list("batch/v1", "Job", namespace)
+    killed = kube.wait("a leader", lambda: leader(kube))["metadata"]["name"]
+    kubectl("delete", "pod", killed, "--grace-period=0", "--force", "--wait=false", namespace=NAMESPACE)
+    hub(kube, namespace, "POST", "/release")
+    wait_condition(kube, namespace, "ModelCached")
+    wait_condition(kube, namespace)
+    assert [one["metadata"]["uid"] for one in kube.list("batch/v1", "Job", namespace)] == [job["metadata"]["uid"]]
+    assert {*requests(kube, namespace).values()} == {1}
+
+
+@pytest.mark.usefixtures("cached")
+def test_a_full_disk_is_reported_and_the_download_continues_when_it_has_space(
+    kube: Kube, namespace: str, small_disk: Path
+) -> None:
+    begin(kube, namespace, "held")
+    kube.create(service(namespace))
+
+    def full(says: str) -> None:
+        wait_condition(kube, namespace, "ModelCached", "False", reason="NotEnoughSpace", says=says)
+        assert condition(get(kube, namespace), "Stalled")["reason"] == "NotEnoughSpace"
+        assert pods(kube, namespace) == []
+
+    def again() -> None:  # as the message of the condition says
+        kubectl("delete", "jobs", "--all", namespace=namespace)
+
+    full("GB of free space; enlarge the claim")
+    assert not [name for name in requests(kube, namespace) if name.endswith(".safetensors")]
+    subprocess.run(["mount", "-o", "remount,size=24M", small_disk], check=True)
+    again()
+    wait_downloading(kube, namespace)
+    other = small_disk / "of-another-program"
+    with pytest.raises(OSError, match="No space left"):  # it has all that is left
+        other.write_bytes(bytes(24 * 2**20))
+    hub(kube, namespace, "POST", "/release")
+    full("No space left on device; enlarge the claim")
+    other.unlink()
+    again()
+    wait_condition(kube, namespace)
+    assert "42" in ask(kube, namespace)
 
 
 @pytest.mark.usefixtures("cached")

@@ -24,7 +24,7 @@ from runtime import __version__
 from runtime.commands.pull import ProgressLine, fetch_checked, files_read
 from runtime.errors import ConfigError
 from runtime.server.http_protocol.listener import listen
-from runtime.weights import hub, snapshots
+from runtime.weights import bucket, hub, snapshots
 from runtime.weights.checkpoint import fetch_text
 from runtime.weights.checkpoint_files import REPOSITORY
 from runtime.weights.repository import write_repository
@@ -32,8 +32,8 @@ from runtime.weights.repository import write_repository
 EPILOG = """\
 Complete files of an earlier attempt are not downloaded again. A complete snapshot is only looked at.
 
-The exit code is 0 if the snapshot is complete, 1 if another attempt may succeed, and 2 if none can: the repository or
-its revision does not exist, the hub refuses access, or the volume is too small or cannot be written."""
+The exit code is 0 if the snapshot is complete, 1 if another attempt may succeed, and 2 if none can: the model or its
+revision does not exist, access is refused, or the volume is too small or cannot be written."""
 REASONS: dict[type[ConfigError], str] = {
     hub.AccessError: "AccessDenied",
     hub.DirectoryError: "NotWritable",
@@ -47,7 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m runtime.fetch", description="Downloads a model to a volume that several pods mount.",
         epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("uri", help="hf://ORG/NAME, optionally with @REVISION")
+    models = "hf://ORG/NAME, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"
+    parser.add_argument("uri", help=f"{models}, optionally with @REVISION")
     parser.add_argument("--to", type=Path, required=True, help="directory of the volume")
     parser.add_argument(
         "--keep", nargs="*", metavar="KEY/COMMIT",
@@ -83,7 +84,7 @@ def fetch(
     """Downloads a model to the volume at `root`, unless it has a complete snapshot.
 
     Args:
-        uri: ``hf://org/name[@revision]``.
+        uri: See `snapshots.Snapshot`.
         root: Directory of the volume.
         keep: As for `snapshots.clean`.
         writer: See `snapshots.Snapshot`.
@@ -96,16 +97,20 @@ def fetch(
         ConfigError: The model cannot be downloaded; TemporaryError if another attempt may succeed.
         OSError: The volume failed.
     """
-    name, revision = hub.parse(uri, "model")
+    if bucket.is_address(uri):
+        resolve: Callable[[str], hub.Repository] = bucket.Bucket.resolve
+        name, revision = bucket.repository_name(uri), bucket.parse(uri)[1]
+    else:
+        resolve, (name, revision) = hub.Repository.resolve, hub.parse(uri, "model")
     commit, repository = revision or "", None
     if not snapshots.COMMIT.fullmatch(commit):
-        repository = hub.Repository.resolve(uri)
+        repository = resolve(uri)
         commit = repository.commit
     snapshot = snapshots.Snapshot(root, uri, commit, writer)
     files = snapshot.begin()
     snapshots.clean(root, snapshot, keep)
     if files is None:
-        repository = repository or hub.Repository.resolve(uri)
+        repository = repository or resolve(uri)
 
         def show(phase: str, done: int, total: int) -> None:
             snapshot.touch()

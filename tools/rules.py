@@ -76,7 +76,8 @@ _IMAGE = (
     r"oci://[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@sha256:[0-9a-f]{64})?"
 )
-_URI = rf"^(demo://|{_HUB}|{_CLAIM}|{_IMAGE})$"
+_BUCKET = r"(s3|gs)://[a-z0-9][a-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+"
+_URI = rf"^(demo://|{_HUB}|{_BUCKET}|{_CLAIM}|{_IMAGE})$"
 _ADAPTER = rf"^(demo://[a-z0-9][a-z0-9_-]*|{_HUB}|{_CLAIM})$"
 _TAGGED = r"^([^/@]+/)*[^/:@]+:[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 _RESERVED_ARGUMENT = rf"^(-h|--({'|'.join(name.replace('-', '[-_]') for name in RESERVED)})(=.*)?)$"
@@ -172,9 +173,14 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "image",
         ),
         Rule(
-            "!has(self.modelCache) || !has(self.modelCache.pvc) || self.model.uri.startsWith('hf://')",
-            "only an hf:// model is downloaded; remove it",
+            "!has(self.modelCache) || !has(self.modelCache.pvc) || self.model.uri.matches('^(hf|s3|gs)://')",
+            "only an hf://, s3:// or gs:// model is downloaded; remove it",
             "modelCache.pvc",
+        ),
+        Rule(
+            "!self.model.uri.matches('^(s3|gs)://') || (has(self.modelCache) && has(self.modelCache.pvc))",
+            "an s3:// or gs:// model is downloaded to a claim only; set modelCache.pvc",
+            "modelCache",
         ),
         _keys_rule("commonLabels", RESERVED_LABELS),
         _names_rule("commonLabels"),
@@ -184,8 +190,8 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
     Model: (
         Rule(
             f"self.uri.matches('{_URI}')",
-            "must be demo://, hf://ORG/NAME, pvc://CLAIM/PATH or oci://REGISTRY/REPOSITORY:TAG or @DIGEST; set a "
-            "revision in model.revision",
+            "must be demo://, hf://ORG/NAME, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, pvc://CLAIM/PATH or "
+            "oci://REGISTRY/REPOSITORY:TAG or @DIGEST; set a revision in model.revision",
             "uri",
         ),
         Rule(
@@ -198,6 +204,11 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "!has(self.revision) || self.uri.startsWith('hf://')",
             "only a model of the hub (hf://) has revisions; remove it",
             "revision",
+        ),
+        Rule(
+            "!has(self.credentialsSecretRef) || self.uri.matches('^(s3|gs)://')",
+            "only s3:// and gs:// models are downloaded with these credentials; remove it",
+            "credentialsSecretRef",
         ),
     ),
     ModelCache: (

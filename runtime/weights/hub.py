@@ -212,13 +212,11 @@ class Repository:
             ConfigError: The disk has no space, or the download failed; TemporaryError if it may succeed later.
         """
         self.check_disk(names, to)
-        repository, _ = parse(self.model)
         fetched: Future[Path] = Future()
 
         def fetch() -> None:
             try:
-                patterns = [glob.escape(name) for name in names]
-                fetched.set_result(_snapshot(repository, self.commit, patterns, to=to))
+                fetched.set_result(self._download(names, to))
             except Exception as error:
                 fetched.set_exception(error)
 
@@ -229,9 +227,15 @@ class Repository:
             while not wait([fetched], PROGRESS_SECONDS).done:
                 progress("download", self._present(files, to), total)
         if error := fetched.exception():
-            reason = _why(error, self.commit)
-            raise failure(error, f"--model {self.model!r} could not be fetched: {reason}") from error
+            raise self._failed(error) from error
         return fetched.result()
+
+    def _download(self, names: Collection[str], to: Path | None) -> Path:
+        patterns = [glob.escape(name) for name in names]
+        return _snapshot(parse(self.model)[0], self.commit, patterns, to=to)
+
+    def _failed(self, error: BaseException) -> ConfigError:
+        return failure(error, f"--model {self.model!r} could not be fetched: {_why(error, self.commit)}")
 
     def differing(self, directory: Path, names: Collection[str], progress: Progress | None = None) -> list[str]:
         """Returns which files in a directory differ from those of the hub in size or content, or are missing.
@@ -255,7 +259,7 @@ class Repository:
         """Returns the downloaded bytes, from the disk: other processes of this server download into the same cache."""
         if to is not None:
             done = sum(min(file.size, _size(to / name)) for name, file in files.items())
-            parts = (to / ".cache" / "huggingface" / "download").rglob("*.incomplete")
+            parts = (to / ".cache").rglob("*.incomplete")
             return min(done + sum(map(_size, parts)), sum(file.size for file in files.values()))
         from huggingface_hub.constants import HF_HUB_CACHE
         from huggingface_hub.file_download import repo_folder_name

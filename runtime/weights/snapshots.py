@@ -1,11 +1,11 @@
-"""Snapshots of hub models on a volume that several processes write and many read.
+"""Snapshots of models on a volume that several processes write and many read.
 
     KEY/COMMIT/         a complete snapshot: plain files, which never change
     KEY/COMMIT.json     its marker, which is written last
     KEY/.partial-NAME/  an incomplete one, with one writer
 
-KEY depends on the repository. Nothing is locked, because locks succeed for every process on some network volumes.
-Directories are renamed instead, which one process at a time can do.
+KEY depends on the repository or the prefix. Nothing is locked, because locks succeed for every process on some network
+volumes. Directories are renamed instead, which one process at a time can do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.weights.hub import DirectoryError, parse
+from runtime.weights import bucket, hub
 
 FORMAT = 1  # of a marker
 ABANDONED_SECONDS = 900.0  # a writer touches its directory about twice per second
@@ -35,8 +35,9 @@ _KEY = re.compile(r"[0-9a-f]{16}")
 
 
 def key(uri: str) -> str:
-    """Returns the KEY of ``hf://org/name[@revision]``."""
-    return hashlib.sha256(f"hf://{parse(uri)[0]}".encode()).hexdigest()[:16]
+    """Returns the KEY of a model without its revision."""
+    model = bucket.parse(uri)[0] if bucket.is_address(uri) else f"hf://{hub.parse(uri)[0]}"
+    return hashlib.sha256(model.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Snapshot:
 
     Attributes:
         root: Directory of the volume.
-        uri: ``hf://org/name[@revision]``.
-        commit: The commit.
+        uri: ``hf://org/name``, ``s3://bucket/prefix`` or ``gs://bucket/prefix``, each optionally with ``@revision``.
+        commit: The commit; of a bucket, the hash of its list.
         writer: Name of the writer. A later process with the same name continues the work of an earlier one.
     """
 
@@ -95,7 +96,7 @@ class Snapshot:
             self.touch()
         except OSError as error:
             groups = ", ".join(map(str, sorted({os.getegid(), *os.getgroups()})))
-            raise DirectoryError(
+            raise hub.DirectoryError(
                 f"{self.root} cannot be written by user {os.geteuid()} with the groups {groups}: {error.strerror}; "
                 "mount it writable, and set fsGroup in the securityContext of the pod to a group that may write there"
             ) from error

@@ -29,6 +29,7 @@ def changed(change: Spec, name: str = "demo") -> Spec:
 
 DEMO = {"uri": "demo://"}
 HUB = {"uri": "hf://org/name"}
+BUCKET = {"uri": "s3://bucket/org/name"}
 HUB_CACHE = {"model": HUB}
 TOKEN = {"name": "hub", "key": "token"}
 MIG = {"resourceName": "nvidia.com/mig-3g.40gb"}
@@ -70,7 +71,7 @@ def cached(model: Spec | None = None, **fields: Any) -> Spec:
 INVALID_KEYS = ("", "-a", "a" * 64, "Example.com/a", "example.com/", "é")
 RULES = (
     Case("must be at most 40 characters", {}, {}, ("a" * 40, "a" * 41)),
-    Case("must be demo://, hf://ORG/NAME, pvc://", {"model": {"uri": "pvc://c/a/b"}}, {"model": {"uri": "s3://b/a"}}),
+    Case("must be demo://, hf://ORG/NAME, s3://", {"model": {"uri": "pvc://c/a/b"}}, {"model": {"uri": "az://b/a"}}),
     Case("names no version of the image", {"model": {"uri": f"oci://host:5000/team/llada_2@sha256:{'0' * 64}"}},
          {"model": {"uri": "oci://registry.example/team/llada"}}),
     Case("only a model of the hub (hf://) has revisions", {"model": {**HUB, "revision": "v1"}},
@@ -153,8 +154,12 @@ RULES = (
     Case("which are for the cluster", route(paths=["/v1", "/generate", "/"]), route(paths=["/v1", "/metrics"])),
     Case("lists other DiffusionLMServices", route(backends=[{"service": "canary", "weight": 1}]),
          route(backends=[{"service": "reject", "weight": 1}])),
-    Case("only an hf:// model is downloaded", cached(claimName="models", subPath="a/b-c"),
+    Case("only an hf://, s3:// or gs:// model is downloaded", cached(claimName="models", subPath="a/b-c"),
          cached(DEMO, claimName="models")),
+    Case("downloaded to a claim only", cached({"uri": "gs://a.b_c/org/LLaDA2.0-mini"}, size="1Gi"),
+         {"model": {"uri": "gs://a.b_c/org/LLaDA2.0-mini"}, "modelCache": {}}),
+    Case("downloaded with these credentials", cached({**BUCKET, "credentialsSecretRef": {"name": "s3"}}, size="1Gi"),
+         {"model": {**HUB, "credentialsSecretRef": {"name": "s3"}}}),
     Case("emptyDir and pvc exclude each other", {**HUB_CACHE, "modelCache": {"emptyDir": {}}},
          {**HUB_CACHE, "modelCache": {"emptyDir": {}, "pvc": {"claimName": "models"}}}),
     Case("only with pvc a Job", {**HUB_CACHE, "modelCache": {"pvc": {"size": "1Gi"}, "fetch": {"timeoutSeconds": 60}}},
@@ -183,6 +188,7 @@ ALSO_REFUSED: dict[str, list[Spec]] = {
         for uri in (
             *("hf://org/name@v1", "pvc://c/../d", "demo://x", "hf://a/$(X)"),
             *("oci://a", "oci://a/B:1", "oci://a/b:1@sha256:0"),
+            *("s3://bucket", "s3://bucket/a/", "gs://bucket/../a", "s3://Bucket/a", "s3://bucket/a@v1"),
         )
     ],
     "must be demo://NAME": [adapters({"uri": uri}) for uri in ("demo://", "pvc://c/../etc", "hf://a/b@v1")],

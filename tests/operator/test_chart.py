@@ -25,6 +25,7 @@ from unmask_operator.activator.metrics import Metrics as ActivatorMetrics
 from unmask_operator.kube.cache import Cache
 from unmask_operator.metrics import Metrics as OperatorMetrics
 from unmask_operator.settings import VERSION, Settings
+from unmask_operator.status.transitions import EXPECTED_REASONS
 
 pytestmark = pytest.mark.programs
 NAME = "unmask-operator"
@@ -232,5 +233,7 @@ def test_the_dashboard_and_the_alerts_use_existing_metrics():
         assert "by (namespace, name)" in alerts[name]["expr"]
         assert "unless on (namespace, name) unmask_operator_service_stopped == 1" in alerts[name]["expr"]
         assert "{{ $labels.namespace }}/{{ $labels.name }}" in alerts[name]["annotations"]["summary"]
+    unreported = re.findall(r'reason!~"([^"]+)"', alerts["UnmaskModelNotCached"]["expr"])[0].split("|")
+    assert {*unreported} <= EXPECTED_REASONS, "a failed download is reported"
     endpoints = one(objects, "ServiceMonitor")["spec"]["endpoints"]
     assert [endpoint["honorLabels"] for endpoint in endpoints] == [True]  # metrics name a namespace themselves

@@ -143,6 +143,21 @@ def test_the_job_runs_where_the_engine_does_without_its_gpus_and_labels() -> Non
     assert "--keep" not in arguments, "a claim of a user is never cleaned"
 
 
+@pytest.mark.parametrize("uri", ["s3://bucket/org/name", "gs://bucket/name"])
+def test_only_the_job_gets_the_credentials_of_an_object_store(uri: str) -> None:
+    secrets = [{"secretRef": {"name": name}} for name in ("proxy", "store")]
+    main = {"name": "main", "envFrom": secrets[:1]}
+    bucket = {"uri": uri, "credentialsSecretRef": {"name": "store"}}
+    observed = begun(model=bucket, podTemplate={"spec": {"containers": [main]}})
+    (job,) = jobs(observed)
+    (fetch,) = job["spec"]["template"]["spec"]["containers"]
+    assert (fetch["args"][:1], fetch["envFrom"]) == ([uri], secrets)
+    made = make(done(observed), SETTINGS)
+    assert (model(made), container(made)["envFrom"]) == (f"/mnt/models/{snapshots.key(uri)}/{A}", secrets[:1])
+    (problem,) = make(observe(resource(model=bucket)), SETTINGS).problems  # an older schema accepts it
+    assert problem.message.startswith("spec.modelCache.pvc: is required")
+
+
 EDITS: dict[str, Obj] = {
     "model": {"model": {"uri": "hf://org/other"}},
     "revision": {"model": {**HUB, "revision": "v2"}},

@@ -46,7 +46,7 @@ class ModelCache(Section):
     """Cache in an emptyDir volume, with the lifetime of the pod, which downloads the model itself. This is the
     default."""
     pvc: ModelClaim | None = None
-    """One copy of an hf:// model for all pods. A Job downloads it before pods start, and the pods mount it read-only.
-    Needs modelCache.enabled of the operator's chart."""
+    """One copy of an hf://, s3:// or gs:// model for all pods. A Job downloads it before pods start, and the pods mount
+    it read-only. Needs modelCache.enabled of the operator's chart."""
     fetch: Fetch = Fetch()
     """The Job that downloads the model. Only with pvc."""

@@ -58,10 +58,10 @@ class Model(Section):
 
     uri: Annotated[str, Field(min_length=1, max_length=512)]
     """Location of the checkpoint: demo:// (the small model in the runtime's image), hf://ORG/NAME (a Hugging Face
-    repository that each pod downloads, or with modelCache.pvc one Job), pvc://CLAIM/PATH (a directory of a
-    PersistentVolumeClaim in the resource's namespace, mounted read-only) or oci://REGISTRY/REPOSITORY:TAG or @DIGEST
-    (an image with the files in its root or in /models, mounted as an image volume; needs Kubernetes 1.35, or the
-    feature gate ImageVolume)."""
+    repository that each pod downloads, or with modelCache.pvc one Job), s3://BUCKET/PREFIX or gs://BUCKET/PREFIX
+    (objects that a Job downloads; needs modelCache.pvc), pvc://CLAIM/PATH (a directory of a PersistentVolumeClaim in
+    the resource's namespace, mounted read-only) or oci://REGISTRY/REPOSITORY:TAG or @DIGEST (an image with the files in
+    its root or in /models, mounted as an image volume; needs Kubernetes 1.35, or the feature gate ImageVolume)."""
     revision: Revision | None = None
     """Branch, tag or commit of an hf:// repository. Default: the commit of the main branch at the first start; a
     restart resolves it again."""
@@ -71,6 +71,10 @@ class Model(Section):
     """Model family (--model-name). Default: detected from the checkpoint."""
     token_secret_ref: SecretKeyRef | None = None
     """Access token for private hf:// repositories of the model and the adapters."""
+    credentials_secret_ref: SecretName | None = None
+    """Secret whose keys are the environment of the Job that downloads an s3:// or gs:// model, such as
+    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Other pods do not get it. Default: the identity of the
+    ServiceAccount."""
 
 
 class RolloutStrategy(Section):

@@ -98,8 +98,10 @@ def model_argument(spec: Spec) -> str | None:
             return MODEL_MOUNT
         case "demo":
             return None
+        case "s3" | "gs":
+            raise SpecError("spec.modelCache.pvc", "is required with an s3:// or gs:// model; set it")
         case scheme:
-            fix = "use demo://, hf://, pvc:// or oci://"
+            fix = "use demo://, hf://, s3://, gs://, pvc:// or oci://"
             raise SpecError("spec.model.uri", f"{scheme}:// is not supported by this operator; {fix}")
 
 

@@ -161,6 +161,7 @@ def _pod(resource: DiffusionLMService, settings: Settings, template: Obj) -> Obj
             for member in ("image", "imagePullPolicy", "securityContext", "envFrom")
             if member in main
         },
+        **_credentials(resource, main),
         "command": ["python", "-m", "runtime.fetch"],
         "env": _env(resource, main),
         "resources": resources,
@@ -191,6 +192,12 @@ def _pod(resource: DiffusionLMService, settings: Settings, template: Obj) -> Obj
     own = {name: value for name, value in own.items() if name not in (SERVICE_LABEL, TEMPLATE_LABEL)}
     annotations = {**metadata.get("annotations", {}), "kubectl.kubernetes.io/default-container": CONTAINER}
     return {"metadata": {"labels": {**own, FETCH_LABEL: resource.name}, "annotations": annotations}, "spec": spec}
+
+
+def _credentials(resource: DiffusionLMService, main: Obj) -> Obj:
+    """Returns envFrom with the Secret of an object store; {} without one."""
+    secret = resource.spec.model.credentials_secret_ref
+    return {"envFrom": [*(main.get("envFrom") or ()), {"secretRef": {"name": secret.name}}]} if secret else {}
 
 
 def _env(resource: DiffusionLMService, main: Obj) -> list[Obj]:
