@@ -57,13 +57,13 @@ def pod(code: int | None = None, message: Obj | None = None, **members: Any) -> 
     return {"metadata": meta, "spec": {}, "status": {"phase": "Running", **state, **members}}
 
 
-def report(observed: Observed, *pods: Obj, end: str = "", load: Load | None = None) -> Observed:
-    """Returns the state after the only Job has these pods, and has ended as `end`."""
+def report(observed: Observed, *pods: Obj, end: str = "", load: Load | None = None, final: bool = True) -> Observed:
+    """Returns the state after the only Job has these pods, and has ended as `end`; its pods were read after it."""
     (job,) = copy.deepcopy(jobs(observed))
     if end:
         times = {"startTime": "2026-01-02T03:00:00Z", "completionTime": "2026-01-02T03:01:01Z"}
         job["status"] = {"conditions": [{"type": end, "status": "True", "reason": "BackoffLimitExceeded"}], **times}
-    fetches = {job["metadata"]["uid"]: FetchReport(pods, load)}
+    fetches = {job["metadata"]["uid"]: FetchReport(pods, load, final=bool(end) and final)}
     return replace(observed, children={**observed.children, Ref.of(job): job}, fetches=fetches)
 
 
@@ -241,6 +241,8 @@ def test_a_job_runs_again_if_its_input_changed_or_its_result_is_lost() -> None:
         assert make(change, SETTINGS).delete == (Ref.of(job),)
         (again,) = [one for one in make(step(change), SETTINGS).children if one["kind"] == "Job"]
         assert again["metadata"]["name"] == job["metadata"]["name"]
+    just_ended = report(observed, pod(), end="Complete", final=False)
+    assert make(just_ended, SETTINGS).delete == (), "its result may be there"
     running = report(observed, pod(), load=Load("download", 10.0))
     assert make(edit(running, modelCache={**SIZE, "fetch": {"timeoutSeconds": 99}}), SETTINGS).delete == ()
 

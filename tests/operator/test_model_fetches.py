@@ -94,7 +94,9 @@ def test_jobs_are_read_until_their_end_is_known(scene: Any, monkeypatch: pytest.
 
     cache.put(JOBS, job("job", "Complete"))
     client.pods = [pod("new", "job", 2, phase="Succeeded")]
-    assert poll().pods[0]["status"]["phase"] == "Succeeded"
+    assert not fetches.reports["job"].final
+    ended = poll()
+    assert (ended.pods[0]["status"]["phase"], ended.final) == ("Succeeded", True)
     poll()
     assert client.lists == 5, "a Job that has ended is read once"
 

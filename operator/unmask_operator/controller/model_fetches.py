@@ -89,7 +89,10 @@ class ModelFetches:
             own = defaultdict[str | None, list[Obj]](list)
             for pod in listed:
                 own[controller_uid(pod)].append(slim(PODS, pod))
-            found = (self._report(session, own[uid], self.reports.get(uid)) for uid in waiting)
+            found = (
+                self._report(session, own[uid], self.reports.get(uid), bool(finished(job)))
+                for uid, (_, job) in waiting.items()
+            )
             for (uid, (key, job)), report in zip(waiting.items(), await asyncio.gather(*found), strict=True):
                 reports[uid] = report
                 if finished(job):
@@ -102,7 +105,7 @@ class ModelFetches:
         return condition(self._cache.resource(key) or {}, "ModelCached").get("status") == "True"
 
     async def _report(
-        self, session: aiohttp.ClientSession, pods: Sequence[Obj], before: FetchReport | None
+        self, session: aiohttp.ClientSession, pods: Sequence[Obj], before: FetchReport | None, final: bool
     ) -> FetchReport:
         newest = tuple(sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")), reverse=True))
         load: Load | None = None
@@ -112,4 +115,4 @@ class ModelFetches:
             load, old = report.load if report else None, before.load if before else None
             if old and (load is None or not is_significant_change(old, load)):
                 load = old
-        return FetchReport(newest, load)
+        return FetchReport(newest, load, final)

@@ -144,8 +144,11 @@ def _is_outdated(job: Obj, inputs: str, report: FetchReport | None) -> bool:
 
 
 def _is_lost(report: FetchReport | None) -> bool:
-    """Returns whether a complete Job has no pod with its result."""
-    return report is not None and not any(found.get("commit") for found in results(report))
+    """Returns whether a complete Job has no pod with its result.
+
+    The end of a Job may be known before its pods have been read again.
+    """
+    return report is not None and report.final and not any(found.get("commit") for found in results(report))
 
 
 def _claim(resource: DiffusionLMService) -> str | None:

@@ -67,6 +67,7 @@ class FetchReport:
 
     pods: tuple[Obj, ...] = ()
     load: Load | None = None
+    final: bool = False  # read after the end of the Job
 
 
 @dataclass(frozen=True)
