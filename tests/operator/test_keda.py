@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -70,7 +71,9 @@ def test_the_scaled_object() -> None:
     assert behavior == {"scaleDown": {**DOWN, "stabilizationWindowSeconds": 300}}
     (trigger,) = spec["triggers"]
     assert (trigger["type"], trigger["metricType"]) == ("metrics-api", "AverageValue")
-    assert trigger["metadata"]["url"] == "http://demo.default:8000/metrics"  # KEDA takes the names from the host
+    url = urlsplit(trigger["metadata"]["url"])
+    assert url.netloc.split(".")[:2] == ["demo", "default"], "KEDA takes the Service and its namespace from there"
+    assert (url.scheme, url.port, url.path) == ("http", 8000, "/metrics")
     assert trigger["metadata"]["aggregationType"] == "sum"  # an average would be divided by the replicas twice
     assert "ScaledObject" not in kinds(planned(seen(KEDA, suspend=True)))
 

@@ -62,10 +62,11 @@ def _targets(resource: DiffusionLMService, scaling: Autoscaling) -> list[Obj]:
 def _trigger(resource: DiffusionLMService, gauge: str, target: str) -> Obj:
     """Renders a trigger on the sum of a gauge over the Ready pods.
 
-    KEDA takes the names of the Service and its namespace from the host, and the pods' port from the port.
+    KEDA takes the names of the Service and its namespace from the host, and the pods' port from the port. It splits
+    host and port at dots, so the label before the port must not be the namespace.
     """
     metadata = {
-        "url": f"http://{resource.name}.{resource.namespace}:{PORT}/metrics",
+        "url": f"http://{resource.name}.{resource.namespace}.svc:{PORT}/metrics",
         "aggregateFromKubeServiceEndpoints": "true",
         "aggregationType": "sum",  # the HorizontalPodAutoscaler divides by the replicas
         "format": "prometheus",
