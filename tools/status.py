@@ -87,7 +87,8 @@ class ModelCacheStatus(Section):
         default=None, description="Directory of the repository in the claim."
     )
     commit: Annotated[str, Field(max_length=_CACHE["commit"])] | None = Field(
-        default=None, description="Commit of the complete copy, and its directory below key."
+        default=None,
+        description="Commit of the complete copy, or the hash of its list of objects. Also its directory below key.",
     )
     bytes: _Count | None = Field(default=None, description="Size of the copy.")
     completed_at: _Time | None = Field(default=None, description="Time when the Job completed.")
