@@ -74,6 +74,7 @@ PROGRAMS = {
     "helm": Program("kubernetes", "helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3", "helm"),
     "kwok": Program("kubernetes", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok", "kwok"),
     "pod": Program("pod", ".", "", "pod"),
+    "keda": Program("keda", "github.com/kedacore/keda/v2/cmd/operator", "github.com/kedacore/keda/v2", "keda"),
 }
 API_SERVER = ("kube-apiserver", "etcd")
 CONTROLLERS = ("kube-controller-manager",)

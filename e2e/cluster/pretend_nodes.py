@@ -28,7 +28,7 @@ def start(plane: ControlPlane, nodes: int) -> None:
         "kwok",
         f"--kubeconfig={plane.user('kwok', ['system:masters'])}",
         f"--config={config}",
-        "--manage-all-nodes=true",
+        "--manage-nodes-with-label-selector=kubernetes.io/os=linux",
         f"--cidr={POD_ADDRESSES}",
         f"--node-lease-duration-seconds={LEASE_SECONDS}",
     )

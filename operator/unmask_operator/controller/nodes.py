@@ -17,7 +17,7 @@ from unmask_operator.status.pods.pod_status import unschedulable as pod_unschedu
 
 _TAINT = ("key", "value", "effect")
 LONGEST_SECONDS = 300.0  # between two lists while the scheduler says the same
-PAGE = 25  # nodes in memory at a time; one may have more than 20 kB
+PAGE = 200  # nodes in memory at a time; one may have more than 20 kB
 
 log = logging.getLogger(__name__)
 

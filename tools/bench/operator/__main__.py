@@ -25,6 +25,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.operator", description=__doc__)
     parser.add_argument("--services", type=int, default=200)
     parser.add_argument("--rest", type=float, default=300.0, metavar="SECONDS", help="how long rest is measured")
+    parser.add_argument("--nodes", type=int, default=0, help="also measure a pod that fits on none of so many nodes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     parser.add_argument("--busy", action="store_true", help=f"measure although the load is {QUIET_LOAD} or more")
     arguments = parser.parse_args()
@@ -44,6 +45,8 @@ def bars(result: Result) -> Iterator[tuple[str, float, float]]:
         yield f"memory of the {name} (peak RSS), MB", peak, 256 * 1024**2 / machine.MB if many else 200
     yield "requests per second at rest, both operators", rest["requests_per_second"], 0.8
     yield "writes at rest but the Lease's", _but_leases(rest["written"]), 0
+    if waiting := result.get("waiting"):
+        yield f"requests per second, a pod fits on no node of {waiting['nodes']}", waiting["requests_per_second"], 1
     yield "SIGKILL of the leader to the standby's first reconcile, s", failover["first_reconcile_seconds"], 20
     yield "writes of the failover but the Lease's", _but_leases(failover["written"]), 0
 
@@ -63,7 +66,7 @@ def main() -> int:
         print(f"load average {load:.1f}: figures of a busy machine say little; wait, or give --busy", file=sys.stderr)
         return 2
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    result = {"started": started, **measure(Options(services=arguments.services, rest=arguments.rest))}
+    result = {"started": started, **measure(Options(arguments.services, arguments.rest, arguments.nodes))}
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))

@@ -41,6 +41,7 @@ class Options:
     Attributes:
         services: number of DiffusionLMServices.
         rest: measured seconds at rest.
+        nodes: number of further nodes, on none of which a pod fits that waits for the same time; 0: no pod waits.
         watched: seconds that the new leader is observed for after its first reconcile.
         kill: ends the leader by SIGKILL and runs the operators with their own limits. Otherwise it ends by SIGTERM and
             releases the Lease, which does not expire before on a slow machine.
@@ -48,6 +49,7 @@ class Options:
 
     services: int = 200
     rest: float = 300.0
+    nodes: int = 0
     watched: float = 30.0
     kill: bool = True
 
@@ -100,6 +102,22 @@ class Run:
             "cpu_seconds": cpu.since(),
             "memory": self.memory(),
         }
+
+    def waiting(self, nodes: int, seconds: float) -> Result:
+        """Measures a time in which the scheduler finds no node for a pod."""
+        for number in range(nodes):
+            node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"cordoned-{number}"}}
+            self._kube.create({**node, "spec": {"unschedulable": True}})
+        service = _service(0)
+        service["metadata"]["name"], service["spec"]["gpu"] = "waiting", {}
+        self._kube.create(service)
+
+        def told() -> bool:
+            found = {service["metadata"]["name"]: conditions for service, conditions in self._services()}
+            return found.get("waiting", {}).get("Scheduled", {}).get("status") == "False"
+
+        _wait("the status says that no node fits", told, self._manager, self._standby)
+        return {"nodes": nodes, **self.rest(seconds)}
 
     def failover(self, count: int, watched: float, *, kill: bool) -> Result:
         """Ends the leader and measures until the standby has taken over and reconciled everything."""
@@ -167,6 +185,7 @@ def measure(options: Options) -> Result:
         run = Run(api, kube, leader, standby)
         apply = run.apply(options.services)
         rest = run.rest(options.rest)
+        waiting = run.waiting(options.nodes, options.rest) if options.nodes else None
         failover = run.failover(options.services, options.watched, kill=options.kill)
         still_ready = run.ready()
     after = {"load": machine.load(), "python_ms": round(machine.python_speed(), 1)}
@@ -175,6 +194,7 @@ def measure(options: Options) -> Result:
         "machine": {"before": before, "after": after},
         "apply": apply,
         "rest": rest,
+        **({"waiting": waiting} if waiting else {}),
         "failover": failover,
         "ready_at_the_end": still_ready,
     }
