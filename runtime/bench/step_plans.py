@@ -55,6 +55,7 @@ class _RequestSpec:
     logits_processors: None = None
     logprobs: None = None
     forced_token_ids: tuple[int, ...] = ()
+    read_ids: tuple[int, ...] = ()
     stream_mode: str = "final"
     max_nfe: int | None = None
     max_repetition_run: int | None = None

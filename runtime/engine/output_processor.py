@@ -11,7 +11,7 @@ import numpy as np
 from runtime.engine.step_stats import StepStats
 from runtime.request.engine_messages import EngineOutput, EngineStats, TokenLogprobs
 from runtime.scheduling.grammar_queue import ConstraintError, GrammarQueue, error_message
-from runtime.scheduling.request import Request, ScheduledRequest, Status
+from runtime.scheduling.request import MIN_LOGPROB, Request, ScheduledRequest, Status
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.step_plan import UNMASKED, BlockResults, SampledBlocks
 from runtime.scheduling.strategy import Strategy
@@ -160,11 +160,17 @@ class OutputProcessor:
                     request.constraint = found
             elif request.constraint is not None and request.constraint.error:  # the matcher failed in this step
                 raise ConstraintError(request.constraint.error)
-            self.strategy.update(request, blocks, results, first)
+            if request.spec.read_ids and blocks:
+                request.finish_read(np.maximum(results.reads[first], MIN_LOGPROB).tolist())
+            else:
+                self.strategy.update(request, blocks, results, first)
         except Exception as error:
             self.fail_request(request, error)
             return False
-        if scheduled.is_denoise_step:
+        if request.read is not None:
+            stats.forwards_read += 1
+            request.output.num_forwards += 1
+        elif scheduled.is_denoise_step:
             stats.forwards_denoise += 1
             request.output.num_forwards += 1
         generated = request.count_generated()
@@ -215,6 +221,7 @@ def make_output(request: Request) -> EngineOutput:
         finish_reason=request.finish_reason,
         eos=request.output.hit_eos,
         forced_end=request.forced_end,
+        read=request.read,
         cached_tokens=request.kv.cached_tokens,
         queue_seconds=request.times.queue_seconds,
         prefill_seconds=request.times.prefill_seconds,

@@ -95,6 +95,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     logprobs: int | None = None  # number of most probable tokens to return per token; None: no logprobs
     forced_token_ids: list[int] = []  # the complete output, for scoring
     forced_tokens_per_step: int = 1
+    # A read: the first denoising step returns the logprobs of these ids at every mask of the output, and ends it.
+    read_ids: list[int] = []
     grammar: str = ""  # as written by ``request.structured``; "": none
     structured: StructuredLimits | None = None  # None: no grammar
     witness: list[int] | None = None  # a short output of the grammar, without an EOS; None: unknown
@@ -145,6 +147,8 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     prefill_seconds: float | None = None  # from the end of queueing to the end of the step with the last prompt tokens
     logprobs: TokenLogprobs | None = None  # of `new_tokens`, if requested
     forced_end: str = ""  # limit that replaced tokens of the model by those of the grammar's witness; "": none
+    # Of a read: for each mask, in order, the logprobs of its `read_ids` and the highest logprob of any token.
+    read: list[list[float]] | None = None
     eos: bool = False  # an EOS ended the output (it counts as a token of the forward passes, not of the output)
 
 
@@ -241,6 +245,7 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     forwards_prefill: int = 0  # forward passes of requests, by kind
     forwards_denoise: int = 0
     forwards_commit: int = 0
+    forwards_read: int = 0
     steps: int = 0
     edits: int = 0
     remasks: int = 0

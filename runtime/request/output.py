@@ -89,6 +89,7 @@ class CompletionState:
         end_logprob: of the token that ended the output.
         forced_end: limit that replaced tokens of the model by those of its format's shortest end; "" if none did.
         eos: an end-of-sequence token ended the output. It counts for tokens per forward, but is not in the output.
+        read: result of a read, see `EngineOutput`.
         parts: the parser of reasoning and tool calls, if any.
         deltas: results of the parser since `take_deltas`.
     """
@@ -104,6 +105,7 @@ class CompletionState:
     finish_reason: str | None = None
     forced_end: str = ""
     eos: bool = False
+    read: list[list[float]] | None = None
     cached_tokens: int = 0
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
@@ -118,6 +120,7 @@ class CompletionState:
         """Adds an output of the engine, and returns the new stable text."""
         self.nfe = output.nfe
         self.forced_end = output.forced_end
+        self.read = output.read
         self.cached_tokens = output.cached_tokens or self.cached_tokens
         self.queue_seconds = output.queue_seconds or self.queue_seconds
         self.prefill_seconds = output.prefill_seconds or self.prefill_seconds

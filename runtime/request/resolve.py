@@ -174,7 +174,7 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
     ids = check_prompt(prompt, info, param=at("prompt"))
     check_fields(params, at)
     max_tokens = _max_tokens(params.max_tokens, len(ids), info, context.default_max_tokens, at("max_tokens"))
-    _check_pages(info.block_layout.total_len(len(ids), max_tokens), info, at("max_tokens"))
+    check_pages(info.block_layout.total_len(len(ids), max_tokens), info, at("max_tokens"))
     temperature = info.temperature if params.temperature is None else float(params.temperature)
     top_k = info.top_k if params.top_k is None else params.top_k
     seed = secrets.randbits(63) if params.seed in (None, RANDOM_SEED) else params.seed
@@ -375,7 +375,7 @@ def _max_tokens(requested: int | None, length: int, info: EngineInfo, default: i
     return min(requested, left)  # no error: many clients send a round number, independent of the prompt
 
 
-def _check_pages(positions: int, info: EngineInfo, param: str) -> None:
+def check_pages(positions: int, info: EngineInfo, param: str) -> None:
     """Raises RequestError if the request needs more pages than the engine has."""
     pages = math.ceil(positions / info.page_size)
     if pages > info.num_pages:

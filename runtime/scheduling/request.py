@@ -223,6 +223,7 @@ class Request:
         constraint: grammar matcher of structured output; it has accepted all UNMASKED tokens. With `tool_names`, those
             since the start marker of the call whose name is incomplete; None elsewhere.
         mask_id: token of MASKED positions.
+        read: result of a read, see `EngineOutput`.
         tool_names: constrains the names of tool calls; None: it does not, or the grammar of the output does.
         lora_slot: slot of its adapter on the device while it runs, else -1.
         req_slot: row of the page table and slot in the runner while it runs, else -1.
@@ -257,6 +258,7 @@ class Request:
             None if spec.logits_processors is None else LogitsProcessorState(spec, spec.logits_processors, eos_ids)
         )
         self.logprobs = None if spec.logprobs is None else LogprobTable(size, spec.logprobs)
+        self.read: list[list[float]] | None = None
         self.constraint: GrammarMatcher | None = None
         self.tool_names: ToolNameMatcher | None = None
         self.lora_slot = -1
@@ -276,8 +278,11 @@ class Request:
 
     @property
     def decodes_left_to_right(self) -> bool:
-        """Whether a grammar or forced tokens fill its masks from left to right, one block at a time."""
-        return self.constraint is not None or bool(self.spec.forced_token_ids)
+        """Whether no algorithm fills its masks, and one block at a time is open.
+
+        A grammar or forced tokens fill them from left to right, and a read fills none.
+        """
+        return self.constraint is not None or bool(self.spec.forced_token_ids or self.spec.read_ids)
 
     @property
     def prefilling(self) -> bool:
@@ -309,8 +314,8 @@ class Request:
 
     def count_generated(self) -> int:
         """Returns the tokens of the output that steps have made so far: those before the open blocks, and in them."""
-        if self.spec.forced_token_ids:
-            return 0  # they are those of the request
+        if self.spec.forced_token_ids or self.spec.read_ids:
+            return 0  # they are those of the request, or none
         blocks = self.blocks
         end = blocks[0].start if blocks else self.end if self.finished else self.next_start
         end = max(min(end, self.end), self.prompt_len)
@@ -356,6 +361,18 @@ class Request:
         here = slice(start, self.next_start)
         masked = np.flatnonzero(self.state[here] == MASKED).tolist()
         self.output.last_step_event = start, self.tokens[here].tolist(), masked
+
+    def masked_output(self, block: Block) -> list[int]:
+        """Returns the offsets of the positions of a block that are MASKED and in the output."""
+        first = max(self.prompt_len - block.start, 0)
+        here = block.state[first : self.end - block.start]
+        return (np.flatnonzero(here == MASKED) + first).tolist()
+
+    def finish_read(self, logprobs: list[list[float]]) -> None:
+        """Finishes a read without output. Its open block is never final, so no K/V of it is reused."""
+        self.read, self.nfe = logprobs, self.nfe + 1
+        self.finish_reason, self.end, self.blocks = "length", self.prompt_len, []
+        self.num_final_tokens = self.num_computed_tokens
 
     def reset_kv(self) -> None:
         """Resets the state of the KV cache after a preemption; decoded tokens stay, and their K/V is recomputed.

@@ -135,6 +135,20 @@ class ForcedTokens(NamedTuple):
     tokens: tuple[int, ...]
 
 
+class BlockRead(NamedTuple):
+    """A block of a read. The step leaves its masks.
+
+    Attributes:
+        block: its index in `DenoiseBlocks`.
+        offsets: offsets of its masks in the output.
+        ids: the tokens whose logprobs are read.
+    """
+
+    block: int
+    offsets: list[int]
+    ids: list[int]
+
+
 @dataclass(frozen=True)
 class DenoiseBlocks:
     """The `n` blocks that a step denoises, in the order of their requests.
@@ -155,7 +169,7 @@ class DenoiseBlocks:
         uniform_noise: whether some algorithm draws new tokens from uniform random numbers.
         self_conditioned: whether some algorithm uses self-conditioning.
         logits_processors: None without logits processors.
-        grammar_blocks, forced_tokens: blocks that no algorithm fills; none of their positions is sampled.
+        grammar_blocks, forced_tokens, reads: blocks that no algorithm fills; none of their positions is sampled.
         num_logprobs: [n], number of top tokens whose logprobs the request reads; NO_LOGPROBS: it reads none.
         tokens: [n, B], the host's copy of the content; None if no request reads logprobs.
         per_request: the same blocks, split by request, for batch-invariant sampling. (): sampled together.
@@ -176,6 +190,7 @@ class DenoiseBlocks:
     logits_processors: LogitsProcessorBatch | None = None
     grammar_blocks: tuple[GrammarBlock, ...] = ()
     forced_tokens: tuple[ForcedTokens, ...] = ()
+    reads: tuple[BlockRead, ...] = ()
     num_logprobs: Ints | None = None
     tokens: Ints | None = None
     per_request: tuple[DenoiseBlocks, ...] = ()
@@ -299,6 +314,7 @@ class BlockResults:
         soft_tokens: block -> tokens of the soft embeddings of its UNMASKED positions.
         logprobs: returns those of a block, for requests that read them; it waits for the device. None: of no block.
         rewritten: blocks that the host has changed after the sampling.
+        reads: block -> logprobs of its `BlockRead`, then the highest of any token, float64 [offsets, ids + 1].
     """
 
     tokens: Ints
@@ -316,6 +332,7 @@ class BlockResults:
     soft_tokens: dict[int, SoftTokens]
     logprobs: LogprobsOf | None = None
     rewritten: set[int] = field(default_factory=set)
+    reads: dict[int, Floats] = field(default_factory=dict)
 
 
 # Rows of the array `numbers` [len(COUNTERS), n] of sampled blocks, by their names in BlockResults.

@@ -105,7 +105,7 @@ _REPLICA_TOTALS = {  # these have the names of their fields
     "generated_tokens": "Output tokens since the start of the replica.",
     "prefix_hit_tokens": "Prompt tokens found in the prefix cache since the start of the replica.",
 }
-_KINDS = ("prefill", "denoise", "commit")
+_KINDS = ("prefill", "denoise", "commit", "read")
 _EVERY_TOTAL = (*_TOTALS, *(f"forwards_{kind}" for kind in _KINDS), *(reason.stats_field for reason in EagerReason))
 _GAUGES = {
     "pages_total": ("kv_pages", "KV pages of all engines."),

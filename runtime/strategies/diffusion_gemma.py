@@ -51,15 +51,19 @@ class Canvas(Strategy):
 
     def _open(self, request: Request) -> None:
         start = request.num_final_tokens
-        end = request.next_start = start + self.size
-        state = self._mask_canvas(request, start)
+        end = request.next_start = start + self._width(request)
+        state = self._mask_canvas(request, start)[: end - start]
         block = Block(request, start, end)
         if block.finished:  # pinned tokens cover it
             request.num_final_tokens = end
         else:
             request.blocks = [block]
-            block.tokens[state == MASKED] = self._noise(request, start)[state == MASKED]
+            block.tokens[state == MASKED] = self._noise(request, start)[: end - start][state == MASKED]
             request.pending_writes.append((start, end))
+
+    def _width(self, request: Request) -> int:
+        """Returns the positions of a canvas. That of a read ends with its output."""
+        return request.spec.max_tokens if request.spec.read_ids else self.size
 
     def _mask_canvas(self, request: Request, start: int) -> npt.NDArray[np.int8]:
         """Sets the state of all positions that are not FIXED to MASKED, and returns the state, int8 [size]."""
@@ -76,7 +80,7 @@ class Canvas(Strategy):
 
     def visible_keys(self, request: Request, num_final_tokens: int) -> VisibleKeys:
         """Returns those up to the end of the canvas for open rows. Other rows are causal."""
-        return VisibleKeys(num_final_tokens, self.size, num_final_tokens)
+        return VisibleKeys(num_final_tokens, self._width(request), num_final_tokens)
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         event_start = request.num_final_tokens

@@ -301,6 +301,7 @@ class CandidateSampler:
         self.max_token_id = config.max_token_id
         self.eos_columns = logits_ops.local_columns(torch.tensor(config.eos_ids, dtype=torch.int64, device=device))
         ids = () if config.edit_tokens is None else (config.edit_tokens.delete, config.edit_tokens.split)
+        self.edit_ids = list(ids)
         self.allowed_special = [token for token in ids if token > config.max_token_id]
 
     def sample(self, step: SamplingStep, hidden: torch.Tensor) -> Candidates:

@@ -49,6 +49,7 @@ from runtime.scheduling.step_plan import (
     NO_LOGPROBS,
     UNMASKED,
     AlgorithmBatch,
+    BlockRead,
     DenoiseBlocks,
     ForcedTokens,
     GrammarBlock,
@@ -497,6 +498,7 @@ def _plan_blocks(batch: BatchBlocks) -> DenoiseBlocks | None:
         logits_processors=make_logits_processor_batch(owners, blocks, size) if shaped else None,
         grammar_blocks=grammar_blocks(owners, blocks) if led else (),
         forced_tokens=forced_blocks(owners, blocks) if led else (),
+        reads=read_blocks(owners, blocks) if led else (),
         num_logprobs=num_logprobs,
         tokens=None if num_logprobs is None else _pad_and_stack([block.tokens for block in blocks], size),
     )
@@ -654,6 +656,15 @@ def forced_blocks(owners: Sequence[Request], blocks: Sequence[Block]) -> tuple[F
             count = min(request.spec.forced_tokens_per_step, block.size - block.first_masked)
             found.append(ForcedTokens(i, block.first_masked, tuple(text[start : start + count])))
     return tuple(found)
+
+
+def read_blocks(owners: Sequence[Request], blocks: Sequence[Block]) -> tuple[BlockRead, ...]:
+    """Returns the blocks of reads, each with its masks in the output."""
+    return tuple(
+        BlockRead(i, request.masked_output(block), request.spec.read_ids)
+        for i, request, block in _first_masked(owners, blocks)
+        if request.spec.read_ids
+    )
 
 
 def _first_masked(owners: Sequence[Request], blocks: Sequence[Block]) -> Iterator[tuple[int, Request, Block]]:

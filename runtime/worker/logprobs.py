@@ -1,8 +1,9 @@
-"""Computes logprobs by running lm_head again for newly unmasked positions, so that sampling is unaffected."""
+"""Computes logprobs by running lm_head again for newly unmasked positions and for reads; sampling is unaffected."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -72,6 +73,29 @@ def compute_logprobs(full_logits: FullLogits, blocks: DenoiseBlocks, results: Bl
         for start, end in _chunks(block, full_logits)
     ]
     return StepLogprobs(block, at, parts)
+
+
+@torch.inference_mode()
+def compute_reads(full_logits: FullLogits, blocks: DenoiseBlocks) -> dict[int, np.ndarray]:
+    """Returns `BlockResults.reads`. Edit tokens of the model have no probability in a read."""
+    counts = [len(read.offsets) for read in blocks.reads]
+    block = np.array([read.block for read in blocks.reads]).repeat(counts)
+    rows = blocks.rows[block] + np.concatenate([read.offsets for read in blocks.reads])
+    width = max(len(read.ids) for read in blocks.reads)
+    ids = np.zeros((len(blocks.reads), width), dtype=np.int64)  # padded with any id
+    for row, read in zip(ids, blocks.reads, strict=True):
+        row[: len(read.ids)] = read.ids
+    ids = ids.repeat(counts, axis=0)
+    parts = []
+    for start, end in _chunks(block, full_logits):
+        logits = full_logits.rows(rows[start:end])
+        logits[:, full_logits.candidates.edit_ids] = -math.inf
+        wanted = torch.from_numpy(ids[start:end]).to(logits.device)
+        values = torch.cat([logits.gather(1, wanted), logits.amax(1, keepdim=True)], 1)
+        parts.append((values - logits.logsumexp(1, keepdim=True)).double())
+    found = np.split(torch.cat(parts).cpu().numpy(), np.cumsum(counts)[:-1])
+    columns = [[*range(len(read.ids)), width] for read in blocks.reads]
+    return {read.block: each[:, own] for read, each, own in zip(blocks.reads, found, columns, strict=True)}
 
 
 def _chunks(block: np.ndarray, full_logits: FullLogits) -> Iterator[tuple[int, int]]:

@@ -39,7 +39,7 @@ from runtime.worker.candidates import FullLogits, SamplerConfig, Tensors
 from runtime.worker.constrained_decoding import apply_grammar, write_forced_tokens
 from runtime.worker.host_buffers import Arrays, PinnedBuffer, make_timing_event
 from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs
-from runtime.worker.logprobs import compute_logprobs
+from runtime.worker.logprobs import compute_logprobs, compute_reads
 from runtime.worker.next_step import NextStep
 from runtime.worker.request_states import RequestStates
 from runtime.worker.sampler import (
@@ -287,7 +287,7 @@ class ModelRunner:
         results = concat_results(parts)
         if self.model_step.logits_ops.is_sharded and self.notify_ranks is None:
             self.last_logits = self._full_logits(hidden_states)  # rank 0 sends the rows to compute
-        elif blocks.grammar_blocks or blocks.forced_tokens or blocks.num_logprobs is not None:
+        elif blocks.grammar_blocks or blocks.forced_tokens or blocks.reads or blocks.num_logprobs is not None:
             results = self._apply_constraints(blocks, hidden_states, results)
         return results
 
@@ -352,12 +352,14 @@ class ModelRunner:
     def _apply_constraints(
         self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults
     ) -> BlockResults:
-        """Applies grammars and forced tokens to the results, and computes logprobs. None of it is captured."""
+        """Applies grammars and forced tokens to the results, computes logprobs and reads. None of it is captured."""
         full_logits = self._full_logits(hidden_states)
         if blocks.grammar_blocks:
             apply_grammar(full_logits, blocks, results)
         if blocks.forced_tokens:
             write_forced_tokens(blocks, results)
+        if blocks.reads:
+            results = replace(results, reads=compute_reads(full_logits, blocks))
         logprobs = None if blocks.num_logprobs is None else compute_logprobs(full_logits, blocks, results)
         return results if logprobs is None else replace(results, logprobs=logprobs.of)
 
