@@ -4,9 +4,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Question", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
+    from runtime.decisions.questions import Question
     from runtime.llm import LLM
     from runtime.request.sampling_params import SamplingParams
 
@@ -26,6 +27,10 @@ def __getattr__(name: str) -> Any:
         from runtime.llm import LLM
 
         return LLM
+    if name == "Question":
+        from runtime.decisions.questions import Question
+
+        return Question
     if name == "SamplingParams":
         from runtime.request.sampling_params import SamplingParams
 

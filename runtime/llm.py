@@ -7,6 +7,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from runtime.config import EngineConfig
+from runtime.decisions.questions import MAX_QUESTIONS, Answer, Question, as_text
 from runtime.engine.engine import Engine
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
@@ -326,6 +328,36 @@ class LLM:
             scored.append(CompletionState(n, spec, TextBuilder()))
         self._finish(scored)
         return [choice.token_logprobs or [] for choice in scored]
+
+    def decide(
+        self, state: Any, questions: Sequence[Question], *, joint: bool = False, adapter: str | None = None
+    ) -> list[Answer]:
+        """Answers typed questions about a state with probabilities, without text (docs/guide/decisions.md).
+
+        Args:
+            state: Text, or an object or a list as JSON.
+            questions: At most 400, made by `Question.predicate`, `Question.choice` and `Question.score`.
+            joint: Answer as many questions per forward as fit, instead of one.
+            adapter: Name of an adapter.
+
+        Raises:
+            RequestError: There is no chat template, a prompt is too long, or a question has too many options.
+        """
+        if not 0 < len(questions) <= MAX_QUESTIONS:
+            raise refuse("questions", f"has {len(questions)} questions; give 1 to {MAX_QUESTIONS}")
+        asked = [replace(question, path=f"questions[{i}]") for i, question in enumerate(questions)]
+        messages = [{"role": "user", "content": as_text(state)}]
+        from runtime.decisions.prompts import DecisionPrompts  # needs the tokenizer's libraries
+
+        prompts = DecisionPrompts(self._tokenizer("a state"), self.engine.info, messages, {})
+        reads, choices = prompts.reads(asked, joint=joint), []
+        for n, read in enumerate(reads):
+            context = RequestContext(id=f"llm-{next(self._ids)}", adapter=self.engine.lora_manager.resolve(adapter))
+            choices.append(CompletionState(n, read.spec(self.engine.info, context), TextBuilder()))
+        self._finish(choices)
+        return [
+            answer for read, choice in zip(reads, choices, strict=True) for answer in read.answers(choice.read or [])
+        ]
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], block_size: int | None = None, *, adapter: str | None = None) -> torch.Tensor:

@@ -20,6 +20,7 @@ TOOLS = {
     "tune": "find the fastest tiles of fused MoE on this GPU, and write its table; needs a GPU",
     "ceilings": "peak rates of this GPU in GEMMs and memory reads, to compare steps with; needs a GPU",
     "eval": "accuracy and tokens per forward on the demo tasks",
+    "decide": "typed questions: single and joint forwards, orders of options, time per question",
     "sweep": "accuracy over speed, one curve per unmasking algorithm",
 }
 # Flags that --help lists for tools with many flags. --help-all lists all flags.

@@ -17,6 +17,7 @@ from runtime.config.suggestions import did_you_mean
 from runtime.errors import RequestError
 from runtime.server.admin import docs, routes, tokenize
 from runtime.server.anthropic import messages
+from runtime.server.decisions import serving as decisions
 from runtime.server.generate import serving
 from runtime.server.http_protocol.limits import OPEN_PATHS
 from runtime.server.llama_cpp import infill
@@ -33,6 +34,7 @@ TAGS = {  # groups of the API docs, in order
     "OpenAI": "Routes of OpenAI's API.",
     "Anthropic": "Routes of Anthropic's API.",
     "Editors": "Routes that complete a text at a cursor.",
+    "Decisions": "Typed questions, answered with probabilities.",
     "Denoising": "Routes whose streams show each denoising step.",
     "Tokens": "Token ids as generation routes use them.",
     "Models": "Names for the field `model`.",
@@ -94,7 +96,7 @@ def make_app(context: ServerContext, keys: ApiKeys, tracer: Tracing | None) -> A
         exception_handlers={HTTPException: _http_error},
     )
     app.state.context = context
-    modules = (serving, chat, completions, responses, messages, fim, infill, tokenize, routes, docs)
+    modules = (serving, chat, completions, responses, messages, decisions, fim, infill, tokenize, routes, docs)
     routers = [*(module.router for module in modules), routes.adapter_router]
     for router in routers:
         app.include_router(router)
@@ -108,7 +110,7 @@ def make_app(context: ServerContext, keys: ApiKeys, tracer: Tracing | None) -> A
                 allow_origins=list(context.config.cors_allow_origins),
                 allow_methods=["GET", "HEAD", "POST"],
                 allow_headers=["*"],
-                expose_headers=["X-Request-Id", "X-Unmask-Ignored", "Retry-After"],
+                expose_headers=["X-Request-Id", "X-Unmask-Ignored", "X-Unmask-Prompt-Format", "Retry-After"],
             )
         return outer
 

@@ -80,6 +80,8 @@ class RequestMetrics(CollectorRegistry):
         self.queue = seconds("unmask_queue_seconds", "Time until the engine admitted the request.")
         text = "Output tokens, including the end of sequence, per forward."
         self.tokens_per_forward = histogram("unmask_tokens_per_forward", text, buckets=POWERS)
+        text = "Questions that decisions have answered, by type: predicate, choice, score."
+        self.decision_questions = counter("unmask_decisions_questions", text, ["type"])
         self.connections = gauge("unmask_connections", "Open client connections.")
         self.max_connections = gauge("unmask_max_connections", "Maximum client connections (--max-connections).")
         text = "Connections closed by the server, by reason (docs/reference/api.md)."

@@ -1,5 +1,6 @@
 """Tests of reads: probabilities at slots behind a prompt equal a full recomputation with an explicit mask."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import LLM
+from runtime import LLM, SamplingParams
 from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOutput, RequestSpec
 from runtime.request.read import ReadTemplate, read_spec, slot_capacity
-from runtime.request.resolve import RequestContext
+from runtime.request.resolve import RequestContext, resolve
 from runtime.scheduling.request import MIN_LOGPROB
 from tests.engine.harness import Ask, Run, Setup, decoding_of
 from tests.engine.hash_model import HashMemory
+from tests.golden import GOLDEN
 from tests.models.canvas import Driver
 from tests.models.canvas import Run as Rows
 from tests.models.paged import load
@@ -24,6 +26,8 @@ from tests.oracle.block import Params, banned
 from tests.oracle.masks import prefix_causal_ends
 from tests.oracle.spelling import KINDS
 from tests.request.test_sampling_params import rule_info
+from tests.worker.replays import PROMPTS as REPLAYED
+from tests.worker.replays import SMALL, pretending
 
 IDS = [2, 5, 7, 11, 2]
 SETUPS = [
@@ -170,8 +174,16 @@ def oracle_rows(llm: LLM, key: str, directory: Path, spec: RequestSpec, noise: l
     return llm.logits(spec.prompt + opened)[[first + at - (key in SHIFTED) for at in slots]]
 
 
-@pytest.mark.parametrize("key", FOLDERS)
-def test_every_family_in_float64(key: str, tmp_path: Path) -> None:
+PADDED = [("llada2_tiny", True), ("fast_dllm_v2", True), ("diffusion_gemma", True)]  # as a GPU runs captured steps
+
+
+@pytest.mark.parametrize(("key", "padded"), [*((key, False) for key in FOLDERS), *PADDED])
+def test_every_family_in_float64(key: str, padded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretending(monkeypatch) if padded else nullcontext():
+        compare_with_oracle(key, tmp_path)
+
+
+def compare_with_oracle(key: str, tmp_path: Path) -> None:
     directory = checkpoint_of(key, tmp_path)
     flags: dict[str, Any] = {"model_name": key} if key in KINDS and KINDS[key].needs_model_name else {}
     flags |= {"eos_token_ids": [3], **FLAGS.get(key, {})}
@@ -195,3 +207,27 @@ def test_every_family_in_float64(key: str, tmp_path: Path) -> None:
                 rows[:, special] = rows[:, info.max_token_id + 1 :] = -np.inf
                 values = with_best(torch.from_numpy(rows).log_softmax(1).numpy())
                 np.testing.assert_allclose(output.read, values, atol=1e-9)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_short_canvas_beside_complete_ones(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read of DiffusionGemma has a canvas of its own width, and changes no answer of the same step."""
+    params = SamplingParams(max_tokens=20, seed=2, ignore_eos=True)
+    with (
+        pretending(monkeypatch) if padded else nullcontext(),
+        LLM(
+            str(GOLDEN / "diffusion_gemma"), device="cpu", dtype="float64", skip_tokenizer=True,
+            block_size=32, enforce_eager=not padded, **SMALL,
+        ) as llm,
+    ):  # fmt: skip
+        alone = [llm.generate([prompt], params)[0].token_ids for prompt in REPLAYED]
+        read = read_spec(REPLAYED[0], template(None), IDS, llm.info, RequestContext(id="r"), param="input")
+        llm.engine.add(read)
+        (expected,) = finished(llm.engine).values()
+        llm.engine.add(msgspec.structs.replace(read, id="beside"))
+        context = RequestContext(id="g")
+        for n, prompt in enumerate(REPLAYED):
+            llm.engine.add(msgspec.structs.replace(resolve(params, prompt, llm.info, context), id=f"g{n}"))
+        found = finished(llm.engine)
+    np.testing.assert_allclose(found["beside"].read, expected.read, atol=1e-9)
+    assert [found[f"g{n}"].new_tokens for n in range(len(REPLAYED))] == alone

@@ -26,7 +26,7 @@ OUTSIDE = {
 
 PURE = {"kubernetes.utils.quantity"}  # a parser
 # Packages and modules of the server -> those of the server that they must not import, not even for types.
-APIS = {"admin", "anthropic", "generate", "llama_cpp", "mistral", "openai"}
+APIS = {"admin", "anthropic", "decisions", "generate", "llama_cpp", "mistral", "openai"}
 ABOVE_APIS = {"app", "http_server", "middleware", "openapi"}
 BELOW_CORE = ("engine_client", "engine_process", "http_protocol", "logs", "metrics")
 FORBIDDEN_IN_SERVER = {

@@ -4,7 +4,7 @@ Salts:
 
 * ``slow``: one token per 50 ms.
 * ``hold:PATH``: the second token waits until the file PATH exists.
-* ``endless``: there is no second token.
+* ``endless``: there is no second token, and no answer to a read.
 * ``fail``: after a token, the request ends with the error of a failed step, as after an invalid batch.
 * ``crash``: the engine raises.
 * ``exit``: the process exits.
@@ -106,7 +106,7 @@ class FakeEngine:
                     )
                 )
                 continue
-            if time.monotonic() < due or (done and held(spec.cache_salt)):
+            if time.monotonic() < due or ((done or spec.read_ids) and held(spec.cache_salt)):
                 continue
             self.total += 1
             done += 1

@@ -31,7 +31,7 @@ CHECKS = [
 OPERATIONS = [
     ("POST", "/generate"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/responses"),
     ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"), ("POST", "/v1/infill"), ("POST", "/tokenize"),
-    ("POST", "/v1/fim/completions"), ("POST", "/infill"),
+    ("POST", "/v1/fim/completions"), ("POST", "/infill"), ("POST", "/v1/decisions"), ("POST", "/v1/systemone"),
     ("POST", "/detokenize"), ("GET", "/v1/models/{name}"),
 ]  # fmt: skip
 

@@ -74,9 +74,18 @@ class Model(TypedDict):
     root: Annotated[NotRequired[str], api_field("of an adapter: its URI")]
 
 
+class NamedModel(TypedDict):
+    """A model as clients of System One list it."""
+
+    name: Annotated[str, api_field("name for the field `model`")]
+    description: Annotated[str, api_field("model family")]
+    release_date: Annotated[str, api_field("date of the server's start")]
+
+
 class ModelList(TypedDict):
     object: Literal["list"]
     data: Annotated[list[Model], api_field("the model under each of its names, and the adapters")]
+    models: Annotated[list[NamedModel], api_field("the same for clients of System One")]
 
 
 class Tokenized(TypedDict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from functools import partial
 
 from fastapi import APIRouter, Depends
@@ -69,7 +70,10 @@ async def metrics(request: Request) -> Response:
 async def models(context: Context) -> Response:
     """Lists the names of the model, and the adapters."""
     names = [*context.names, *context.engine_client.adapters.available]
-    return json_response(api.ModelList(object="list", data=[_model(context, name) for name in names]))
+    data = [_model(context, name) for name in names]
+    date = datetime.fromtimestamp(context.created, UTC).date().isoformat()
+    models = [api.NamedModel(name=each["id"], description=each["family"], release_date=date) for each in data]
+    return json_response(api.ModelList(object="list", data=data, models=models))
 
 
 @router.get("/models/{name:path}", include_in_schema=False, response_model=None)

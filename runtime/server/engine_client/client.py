@@ -309,7 +309,8 @@ class EngineClient(ABC):
             live.tokens += done
             if output.finish_reason is not None:
                 self._remove(output.id)
-                self.router.record_output_len(live.tokens)
+                if not live.spec.read_ids:
+                    self.router.record_output_len(live.tokens)
             elif done:
                 done = min(done, live.work - 1)
                 live.work -= done

@@ -92,17 +92,12 @@ class EventStream(Response):
             await self.chunks.aclose()  # type: ignore[attr-defined]
 
 
-class ServingHandler(ABC):
-    """Converts the outputs of one request into the response of an API.
+class ResponseHandler(ABC):
+    """Converts the outputs of one request into the response of an API, in one piece.
 
     Attributes:
-        event_types: types of the data of the events in a stream.
-        last_event: follows the last event of the handler.
         job: the running engine requests.
     """
-
-    event_types: ClassVar[Sequence[type]]
-    last_event: ClassVar[bytes] = DONE
 
     def __init__(self, job: GenerationJob) -> None:
         self.job = job
@@ -116,6 +111,29 @@ class ServingHandler(ABC):
 
     async def finalize(self) -> None:  # noqa: B027
         """Prepares a long response after its end, in steps between which other requests are served."""
+
+    async def respond(self, request: Request) -> Response:
+        """Returns the response. Raises RequestError (499: disconnected)."""
+        request.state.job = self.job  # for the access log
+        with self.job:
+            async with until_disconnect(request.receive):
+                async for batch in self.job.updates():
+                    for update in batch:
+                        self.accumulate(update)
+            await self.finalize()
+        return json_response(self.full_response())
+
+
+class ServingHandler(ResponseHandler):
+    """Also converts them into a stream of events.
+
+    Attributes:
+        event_types: types of the data of the events in a stream.
+        last_event: follows the last event of the handler.
+    """
+
+    event_types: ClassVar[Sequence[type]]
+    last_event: ClassVar[bytes] = DONE
 
     def on_start(self) -> bytes:
         """Returns the first events, before any output."""
@@ -150,16 +168,7 @@ class ServingHandler(ABC):
 
     async def respond(self, request: Request) -> Response:
         """Returns the stream, or the response in one piece. Raises RequestError (499: disconnected) for the latter."""
-        if self.job.streamed:
-            return EventStream(self.job, self.events())
-        request.state.job = self.job  # for the access log
-        with self.job:
-            async with until_disconnect(request.receive):
-                async for batch in self.job.updates():
-                    for update in batch:
-                        self.accumulate(update)
-            await self.finalize()
-        return json_response(self.full_response())
+        return EventStream(self.job, self.events()) if self.job.streamed else await super().respond(request)
 
 
 NO_TEMPLATE = (

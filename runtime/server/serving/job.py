@@ -195,7 +195,7 @@ class GenerationJob:
         metrics.queue.observe(choice.queue_seconds)
         if tokens:
             metrics.per_token.observe(max(seconds - choice.queue_seconds, 0.0) / tokens)
-        if choice.nfe:
+        if choice.nfe and not choice.spec.read_ids:
             metrics.tokens_per_forward.observe((tokens + choice.eos) / choice.nfe)
         metrics.requests.labels(choice.finish_reason).inc()
 

@@ -98,7 +98,7 @@ class Preprocessor:
             encode = _encode_prompt if add_bos else _encode
             return encode(tokenizer, text, info, "prompt", is_needed, parse_special)
 
-        return await self._run(request, len(text), work)
+        return await self.run(request, len(text), work)
 
     async def encode_pieces(
         self, request: Request, texts: list[str], param: str, max_tokens: int, *, parse_special: bool = False
@@ -117,7 +117,7 @@ class Preprocessor:
                     raise context_length_error(param, info, "more than")
             return encoded
 
-        return await self._run(request, sum(PIECE_CHARS + len(text) for text in texts), work)
+        return await self.run(request, sum(PIECE_CHARS + len(text) for text in texts), work)
 
     async def encode_each(
         self, request: Request, prompts: Sequence[str | list[int]], *, parse_special: bool = False
@@ -140,7 +140,7 @@ class Preprocessor:
                     raise refuse("prompt", sentence)
             return encoded
 
-        return await self._run(request, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), work)
+        return await self.run(request, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), work)
 
     async def find_special_text(self, request: Request, texts: Sequence[str]) -> str | None:
         """Returns a special token whose text is in one of the texts; None if there is none."""
@@ -149,7 +149,7 @@ class Preprocessor:
         def work(is_needed: Callable[[], bool]) -> str | None:
             return next((found for text in texts if (found := tokenizer.special_text_in(text))), None)
 
-        return await self._run(request, sum(map(len, texts)), work)
+        return await self.run(request, sum(map(len, texts)), work)
 
     async def encode_chat(
         self, request: Request, chat: ChatPrompt, tools: list[Mapping[str, Any]] | None = None
@@ -238,7 +238,7 @@ class Preprocessor:
             raise GrammarError(param, result.reason, result.parts, wrong=result.wrong)
         return result.witness
 
-    async def _run(self, request: Request, size: int, work: executors.Work[executors.T]) -> executors.T:
+    async def run(self, request: Request, size: int, work: executors.Work[executors.T]) -> executors.T:
         """Runs `work` of `size` characters, without a thread if they are few."""
         return work(_always_needed) if size <= SMALL_TEXT else await self._executors.run(request, size, work)
 

@@ -122,6 +122,8 @@ def _only(value: Any) -> dict[str, Any]:
     if isinstance(value, list):
         items = {"items": _only(value[0])} if value else {"items": {}}
         return {"type": "array", "minItems": len(value), "maxItems": len(value), **items}
+    if isinstance(value, dict):
+        return {"type": "object", "maxProperties": len(value)}
     kind = {bool: "boolean", int: "integer", str: "string"}[type(value)]
     return {"type": kind, "const": value}
 
@@ -343,7 +345,7 @@ def validate_body(kind: type[B], value: Any) -> B:
     raise refuse(param, message, own=message if first["type"] == "literal_error" else "")
 
 
-_ARMS = frozenset(("str", "list", "any", "item", "added"))  # of unions
+_ARMS = frozenset(("str", "list", "map", "any", "item", "added"))  # of unions
 
 
 def _path(loc: tuple[int | str, ...]) -> str | None:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from runtime.errors import RequestError
 from runtime.server.http_protocol.error_responses import ErrorResponse
 from runtime.server.serving.context import ServerContext
-from runtime.server.serving.handler import ServingHandler, json_response
+from runtime.server.serving.handler import ResponseHandler, ServingHandler, json_response
 
 _MEANINGS = {
     400: "invalid value or combination; the message names the field",
@@ -110,18 +110,18 @@ def json_route(
         error: type of errors.
 
     The function gets `ServerContext`, request and parsed body, which is not referenced afterwards. Its annotations have
-    the types of the body, and of the response that it returns. A route for generation returns a `ServingHandler`, whose
-    `full_response` has that type.
+    the types of the body, and of the response that it returns. A route that uses the engine returns a
+    `ResponseHandler`, whose `full_response` has that type.
     """
 
     def register(function: F) -> F:
         hints = get_type_hints(function)
         body, returned = hints["body"], hints["return"]
-        generates = issubclass(returned, ServingHandler)
+        generates = issubclass(returned, ResponseHandler)
         kind = get_type_hints(returned.full_response)["return"] if generates else returned
         statuses = (400, 401, 403, 404, 408, 413, 415, 429, *((500, 503, 504) if generates else (503,)))
         docs = response_doc(kind, *statuses, error=error)
-        if generates:
+        if issubclass(returned, ServingHandler):
             docs["responses"][200]["content"]["text/event-stream"] = _stream_doc(returned)
         required = {"required": True, "content": {"application/json": {"schema": schema_ref(body)}}}
         docs["openapi_extra"] = {"requestBody": required}

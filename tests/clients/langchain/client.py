@@ -1,10 +1,11 @@
 import checks
+import langchain_typesafe as typesafe
 from checks import calculated, check, main, same
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, decisions
 from person import Person
 from pydantic import create_model
 
@@ -93,6 +94,38 @@ Calculator = create_model("calculator", __doc__="Calculate the value of an arith
 def function_calling() -> None:
     found = model.with_structured_output(Calculator, method="function_calling").invoke(checks.COMPUTE)
     same(calculated(found.expression), checks.COMPUTED)
+
+
+OPENAI_QUESTIONS = {
+    "urgent": decisions.Predicate(instructions="Is it urgent?"),
+    "team": decisions.Choice(instructions="Which team?", choices={"billing": "payments", "technical": "bugs"}),
+    "anger": decisions.Score(instructions="How angry?", levels=["calm", "annoyed", "angry"]),
+}
+TYPESAFE_QUESTIONS = {
+    "urgent": typesafe.Noul(instructions="Is it urgent?"),
+    "team": typesafe.Choice(instructions="Which team?", criteria={"billing": "payments", "technical": "bugs"}),
+    "anger": typesafe.Score(instructions="How angry?", criteria=["calm", "annoyed", "angry"]),
+}
+
+
+@check("more")
+async def openai_decisions() -> None:
+    asking = decisions.OpenAIDecisions(model=checks.MODEL, base_url=checks.URL, api_key=checks.KEY, max_retries=0)
+    asked = {"input": "Stripe has failed.", "questions": OPENAI_QUESTIONS}
+    for found in (asking.invoke(asked), await asking.ainvoke(asked)):
+        assert 0 < found.predicates["urgent"].probability < 1
+        assert found.choices["team"].choice in ("billing", "technical")
+        assert 0 <= found.scores["anger"].score <= 2
+
+
+@check("more")
+async def typesafe_classifier() -> None:
+    asking = typesafe.TypeSafeClassifier(model=checks.MODEL, base_url=checks.SERVER, api_key=checks.KEY)
+    asked = {"state": {"mails": [HumanMessage("Stripe has failed.")]}, "questions": TYPESAFE_QUESTIONS}
+    for found in (asking.invoke(asked), await asking.ainvoke(asked)):
+        assert 0 < found.nouls["urgent"].noul < 1
+        assert found.choices["team"].choice in ("billing", "technical")
+        assert 0 <= found.scores["anger"].score <= 2
 
 
 main()

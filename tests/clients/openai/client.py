@@ -251,4 +251,34 @@ def raw_and_extra() -> None:
     same(raw.headers["x-unmask-ignored"], "nobody_knows_this")
 
 
+DECISION: Any = {
+    "model": MODEL,
+    "input": [{"role": "user", "content": [{"type": "input_json", "data": {"mail": "Stripe has failed."}}]}],
+    "questions": [
+        {"type": "predicate", "instructions": "Is it urgent?", "name": "urgent"},
+        {"type": "choice", "instructions": "Which team?", "choices": [{"value": True}, {"value": "true"}]},
+        {"type": "score", "instructions": "How angry?", "levels": [{"label": "calm"}, {"label": "angry"}]},
+    ],
+}
+
+
+def check_decision(decision: Any) -> None:
+    urgent, team, anger = decision.answers
+    same((urgent.type, urgent.name, team.name), ("predicate", "urgent", None))
+    same([type(one.value) for one in team.probabilities], [bool, str])
+    same([(one.value, one.label) for one in anger.probabilities], [(0, "calm"), (1, "angry")])
+    same(decision.usage.output_tokens, 0)
+
+
+@check("more")
+def decisions() -> None:
+    check_decision(client.decisions.create(**DECISION))
+
+
+@check("more")
+async def decisions_async() -> None:
+    async with openai.AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0) as other:
+        check_decision(await other.decisions.create(**DECISION, extra_body={"joint": True}))
+
+
 main()
