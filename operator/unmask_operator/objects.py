@@ -65,10 +65,11 @@ def controller_uid(obj: Mapping[str, Any]) -> str | None:
     return None
 
 
-def section(obj: Mapping[str, Any], member: str) -> Obj:
-    """Returns a member that should be an object, or {} if it is missing or another type."""
-    found = obj.get(member)
-    return found if isinstance(found, dict) else {}
+def section(obj: Any, *members: str) -> Obj:
+    """Returns a nested member that should be an object, or {} if it or one above it is missing or another type."""
+    for member in members:
+        obj = obj.get(member) if isinstance(obj, Mapping) else None
+    return obj if isinstance(obj, dict) else {}
 
 
 def number(obj: Any, member: str, default: int = 0) -> int:
@@ -88,3 +89,17 @@ def quantity(value: Any) -> Decimal | None:
     except ValueError:
         return None
     return parsed if parsed.is_finite() and not isinstance(value, bool) else None
+
+
+def merge_patch(old: Obj, new: Obj) -> Obj:
+    """Returns the JSON merge patch (RFC 7386) that changes `old` to `new`; {} if they are equal."""
+    patch: Obj = {member: None for member in old if member not in new}
+    for member, value in new.items():
+        before = old.get(member)
+        if isinstance(value, dict) and isinstance(before, dict):
+            inner = merge_patch(before, value)
+            if inner:
+                patch[member] = inner
+        elif value != before or member not in old:
+            patch[member] = value
+    return patch

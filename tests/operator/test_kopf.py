@@ -15,7 +15,6 @@ from tests.operator.samples import seen as obj
 from tests.simulated_time import simulated
 from tests.wait import wait_until_async
 from unmask_operator import __main__ as program
-from unmask_operator import logs
 from unmask_operator import settings as module
 from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.kube import watch_login
@@ -24,6 +23,7 @@ from unmask_operator.kube.credentials import LoginError
 from unmask_operator.kube.kinds import CACHED, CLAIMS, DLMS, JOBS, OPTIONAL, PODS, ApiKind
 from unmask_operator.leaderelection import DEADLINE_SECONDS
 from unmask_operator.objects import SERVICE_LABEL, Key
+from unmask_operator.program import configure_logs
 from unmask_operator.settings import Settings
 
 KEY = Key("ns", "demo")
@@ -314,7 +314,7 @@ def test_markers_of_another_kopf_operator_stay_and_have_no_effect(run):
 
 def test_kopf_logs_neither_events_nor_logins(run, caplog):
     caplog.set_level("DEBUG")
-    logs.configure(Settings(log_level="debug", log_format="json"))
+    configure_logs(Settings(log_level="debug", log_format="json"))
     run(Scripted([(7, [obj(3, "a")])], [[FIRST, None]]), {"a": 3, "first": 8})
     assert [record.getMessage() for record in caplog.records if record.name.startswith("kopf")] == []
 

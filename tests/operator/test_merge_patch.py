@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask_operator.kube.merge_patch import merge_patch
+from unmask_operator.objects import merge_patch
 
 KEYS = st.sampled_from("abc")
 VALUES = st.recursive(st.integers(0, 2) | st.lists(st.integers(0, 2), max_size=2), lambda v: st.dictionaries(KEYS, v))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from unmask_operator.activator.target import Target
+from unmask_operator.activator.targets import Target
 
 LARGEST_HEAD = 32 << 10  # bytes
 HEAD_SECONDS = 10.0

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from unmask_operator.activator.head import Refusal
-from unmask_operator.activator.target import Target
+from unmask_operator.activator.targets import Target
 from unmask_operator.kube.errors import ApiError
 
 POLL_SECONDS = 0.5  # between lists of the pods while requests wait

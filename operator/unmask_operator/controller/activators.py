@@ -14,7 +14,7 @@ from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import ENDPOINT_SLICES
 from unmask_operator.objects import Key, Obj, Ref, section
 from unmask_operator.plan.observed import Activator
-from unmask_operator.render.activator import SERVICE_OF_SLICE
+from unmask_operator.render.autoscaling import SERVICE_OF_SLICE
 from unmask_operator.render.labels import is_own
 from unmask_operator.settings import Settings
 
@@ -103,10 +103,10 @@ class Activators:
 
 
 def scales_to_zero(resource: Obj) -> bool:
-    return isinstance(section(section(resource, "spec"), "autoscaling").get("zero"), dict)
+    return isinstance(section(resource, "spec", "autoscaling").get("zero"), dict)
 
 
 def port_of(resource: Obj) -> int:
     """Returns the port in the status; 0 without one."""
-    port = section(section(resource, "status"), "autoscaling").get("activatorPort")
+    port = section(resource, "status", "autoscaling").get("activatorPort")
     return port if isinstance(port, int) else 0

@@ -16,8 +16,8 @@ from unmask_operator.objects import Key, Obj, Ref, controller_uid
 from unmask_operator.plan.drift import WRITTEN_ONCE, clashes, content, with_secondary_family, written_form
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
-from unmask_operator.render import image_volumes
 from unmask_operator.render.labels import adapters_config
+from unmask_operator.render.model import IMAGES_UNAVAILABLE, images_dropped
 
 # A revision records that its spec was accepted, and pods are made from revisions only. Neither is written if the other
 # failed.
@@ -283,9 +283,9 @@ class Applier:
             else:
                 raise
             return
-        if dry_run and image_volumes.dropped(child, written):
+        if dry_run and images_dropped(child, written):
             outcome.refused.setdefault(ref, []).append(child)
-            conflict.refusals[ref] = image_volumes.UNAVAILABLE
+            conflict.refusals[ref] = IMAGES_UNAVAILABLE
         if not dry_run:
             kind = kind_of(ref.api_version, ref.kind)
             self.cache.put(kind, written)

@@ -16,9 +16,8 @@ from unmask_operator.kube.cache import Cache, slim
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import DLMS, PODS, kind_of
-from unmask_operator.kube.merge_patch import merge_patch
 from unmask_operator.metrics import Metrics
-from unmask_operator.objects import Key, Obj, Ref, condition, controller_uid
+from unmask_operator.objects import Key, Obj, Ref, condition, controller_uid, merge_patch
 from unmask_operator.plan import scalers
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan, last_accepted, plan, plan_of_deleted

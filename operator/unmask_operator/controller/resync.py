@@ -32,7 +32,7 @@ from unmask_operator.kube.kinds import (
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import SERVICE_LABEL, Key, Obj
 from unmask_operator.plan.optional_kinds import MISSING_CRD
-from unmask_operator.render.activator import OWN_SLICES
+from unmask_operator.render.autoscaling import OWN_SLICES
 from unmask_operator.settings import Settings
 from unmask_operator.status.conditions.route_ready import TYPE as ROUTE_READY
 from unmask_operator.status.conditions.route_ready import WAITING

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from unmask_operator.objects import Obj
-from unmask_operator.plan.keda import SCALED_OBJECT
+from unmask_operator.plan.autoscaling import SCALED_OBJECT
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render.children import PODMONITOR
 from unmask_operator.render.devices import CLAIMTEMPLATE

@@ -7,7 +7,7 @@ from functools import partial
 from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.spec import CHILD_OF
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
-from unmask_operator.plan import keda, zero
+from unmask_operator.plan import autoscaling
 from unmask_operator.plan.adoption import adopted_revision, is_orphan, owner_reference
 from unmask_operator.plan.model_fetch import ModelFetch, cached_commit, model_fetch, not_smaller
 from unmask_operator.plan.observed import Observed
@@ -193,11 +193,10 @@ def _children(
     left = _kinds_left(resource)
     rendered = [
         *render(resource, settings, revision, _commits(observed, revision)),
-        *keda.children(resource, observed),
-        *zero.children(resource, observed),
+        *autoscaling.children(resource, observed),
     ]
     for child in rendered:
-        if child["kind"] in left or keda.waits_for_deletion(child, observed):
+        if child["kind"] in left or autoscaling.waits_for_deletion(child, observed):
             continue
         if child["kind"] == "Deployment" and "rolloutStrategy" in resource.unread:
             live = observed.children.get(Ref.of(child), child)["spec"]

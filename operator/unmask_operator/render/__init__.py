@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import Obj
-from unmask_operator.render import adapters, children, devices, model_cache, route
+from unmask_operator.render import adapters, autoscaling, children, devices, model_cache, route
 from unmask_operator.render.model import config_map
 from unmask_operator.render.revision import Revision, controller_revision
 from unmask_operator.render.workload import deployment
@@ -33,7 +33,7 @@ def render(
         children.service(resource),
         deployment(resource, revision.rendered_pod.template) if revision else None,
         children.pdb(resource),
-        children.hpa(resource),
+        autoscaling.hpa(resource),
         children.podmonitor(resource),
         route.inferencepool(resource),
         route.httproute(resource, revision.rendered_pod.template) if revision else None,

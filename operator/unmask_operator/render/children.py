@@ -1,8 +1,7 @@
 """Renders the children that are configured by sections outside the pod template."""
 
 from unmask_operator.api import DiffusionLMService
-from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES, Targets
-from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, Obj
+from unmask_operator.objects import SERVICE_LABEL, Obj
 from unmask_operator.render.labels import PORT, PORT_NAME, annotate, child, engine_name, labels, selector
 from unmask_operator.settings import Settings
 
@@ -94,41 +93,3 @@ def podmonitor(resource: DiffusionLMService) -> Obj | None:
     made = child(resource, api_version, kind, engine_name(resource.name), spec=spec)
     made["metadata"]["labels"] = {**resource.spec.common_labels, **monitor.labels, **labels(resource.name)}
     return made
-
-
-def hpa(resource: DiffusionLMService) -> Obj | None:
-    """Renders the HorizontalPodAutoscaler; None for another provider.
-
-    It scales the custom resource, and the operator copies the replicas to the Deployment.
-    """
-    scaling = resource.spec.autoscaling
-    if scaling is None or scaling.provider != "HPA":
-        return None
-    spec = {
-        "scaleTargetRef": {"apiVersion": API_VERSION, "kind": KIND, "name": resource.name},
-        "minReplicas": scaling.min_replicas,
-        "maxReplicas": scaling.max_replicas,
-        "metrics": _metrics(scaling.targets),
-    }
-    if scaling.behavior:
-        spec["behavior"] = scaling.behavior.model_dump(by_alias=True, exclude_none=True)
-    return child(resource, "autoscaling/v2", "HorizontalPodAutoscaler", engine_name(resource.name), spec=spec)
-
-
-def _metrics(targets: Targets) -> list[Obj]:
-    """Renders one metric per target. Percentages are converted to milli-units of the gauge."""
-    requested: dict[str, int] = targets.model_dump(by_alias=True, exclude_none=True) or DEFAULT_TARGETS
-    return [
-        {
-            "type": "Pods",
-            "pods": {
-                "metric": {"name": gauge},
-                "target": {
-                    "type": "AverageValue",
-                    "averageValue": str(requested[name]) if unit == 1 else f"{requested[name] * 1000 // unit}m",
-                },
-            },
-        }
-        for name, (gauge, unit) in GAUGES.items()
-        if name in requested
-    ]

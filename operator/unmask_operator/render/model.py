@@ -24,6 +24,10 @@ VARIABLE = "MODEL_REVISION"  # without the prefix UNMASK_, for which the runtime
 MODEL_MOUNT = "/mnt/model"  # mount path of the claim of a pvc:// model
 CLAIMS_MOUNT = "/mnt/adapters"  # parent of the mount paths of claims with adapters
 COMMIT = re.compile(r"[0-9a-f]{40}")
+IMAGES_UNAVAILABLE = (
+    "the API server drops image volumes: oci:// needs Kubernetes 1.35, or 1.33 with the feature gate ImageVolume; "
+    "upgrade the cluster, or use hf:// or pvc://"
+)
 
 
 def key(resource: DiffusionLMService, restarted_at: str) -> str | None:
@@ -45,7 +49,7 @@ def key_of(pod: Mapping[str, Any]) -> str | None:
     """Returns the ConfigMap key that a pod or pod template refers to; None without one."""
     env = main_container(pod["spec"]).get("env") or ()
     variable: Obj = next((one for one in env if one["name"] == VARIABLE), {})
-    found = section(section(variable, "valueFrom"), "configMapKeyRef").get("key")
+    found = section(variable, "valueFrom", "configMapKeyRef").get("key")
     return found if isinstance(found, str) else None  # the API server validates the podTemplate later
 
 
@@ -73,6 +77,16 @@ def volumes(spec: Spec) -> dict[str, str]:
 def images(spec: Spec) -> dict[str, str]:
     """Returns the images that are mounted as volumes, by volume name."""
     return {"model": spec.model.uri.removeprefix("oci://")} if spec.model.uri.startswith("oci://") else {}
+
+
+def images_dropped(sent: Obj, answer: Obj) -> bool:
+    """Returns whether the answer of the API server lacks an image volume of the pods of a Deployment.
+
+    An API server without the feature drops them from pods, and accepts the rest without a word.
+    """
+    volumes = (section(obj, "spec", "template", "spec").get("volumes") or () for obj in (sent, answer))
+    given, kept = ({one["name"] for one in listed if one.get("image")} for listed in volumes)
+    return not given <= kept
 
 
 def mounts(spec: Spec) -> dict[str, str]:

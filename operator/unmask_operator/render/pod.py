@@ -57,7 +57,7 @@ def render_pod(resource: DiffusionLMService, settings: Settings, restarted_at: s
 
 def pre_stop_seconds(container: Obj) -> int | None:
     """Returns how long the preStop hook of a container lasts: 0 without a hook, None if the length is unknown."""
-    hook = section(section(container, "lifecycle"), "preStop")  # the API server validates the podTemplate later
+    hook = section(container, "lifecycle", "preStop")  # the API server validates the podTemplate later
     seconds = section(hook, "sleep").get("seconds")
     return seconds if isinstance(seconds, int) else None if hook else 0
 

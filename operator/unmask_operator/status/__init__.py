@@ -116,7 +116,7 @@ def _model_name(inputs: StatusInput, default: str) -> str:
 
 def _template(inputs: StatusInput) -> Obj:
     """Returns the pod template of the planned Deployment, else of the live one, else {}."""
-    return admission.planned_template(inputs.plan) or section(section(inputs.deployment, "spec"), "template")
+    return admission.planned_template(inputs.plan) or section(inputs.deployment, "spec", "template")
 
 
 def _external(inputs: StatusInput) -> list[Obj]:
@@ -126,7 +126,7 @@ def _external(inputs: StatusInput) -> list[Obj]:
     if spec.get("type") != "LoadBalancer":
         return []
     port = number(next(iter(spec.get("ports") or ()), {}), "port", 80)
-    ingress = section(section(live, "status"), "loadBalancer").get("ingress") or ()
+    ingress = section(live, "status", "loadBalancer").get("ingress") or ()
     hosts = (one.get("hostname") or one.get("ip") for one in ingress)
     return [{"name": "external", "url": url(str(host), port)} for host in hosts if host]
 
@@ -144,7 +144,7 @@ def _model(inputs: StatusInput) -> Obj | None:
 def _image(inputs: StatusInput) -> str | None:
     """Returns the engine's image as pods run it. Admission may have changed the planned one."""
     planned = _template(inputs)
-    live = section(section(inputs.deployment, "spec"), "template")
+    live = section(inputs.deployment, "spec", "template")
     template = live if live and admission.is_of(live, planned) else planned
     return admission.running_image(inputs.pods, template)
 

@@ -5,7 +5,7 @@ from typing import Self
 
 from unmask_operator.api.service import without_nulls
 from unmask_operator.objects import TEMPLATE_LABEL, Obj, condition, number, section
-from unmask_operator.plan import zero
+from unmask_operator.plan.autoscaling import leads_to_activator
 from unmask_operator.plan.observed import Load, Observed
 from unmask_operator.plan.plan import Plan, Problem
 from unmask_operator.render.labels import revision_name
@@ -47,14 +47,14 @@ class StatusInput:
     def asleep(self) -> bool:
         """Whether the autoscaler has scaled the resource to 0, from where requests wake it."""
         scaling = section(self.spec, "autoscaling")
-        held = "zero" not in scaling or zero.leads_to_activator(self.observed)
+        held = "zero" not in scaling or leads_to_activator(self.observed)
         idle = self.desired == 0 and scaling.get("minReplicas") == 0 and not self.suspended
         return bool(self.deployment) and idle and held
 
     @property
     def waking(self) -> bool:
         """Whether the activator holds requests until a pod is Ready."""
-        return self.desired > 0 and not self.ready_pods and zero.leads_to_activator(self.observed)
+        return self.desired > 0 and not self.ready_pods and leads_to_activator(self.observed)
 
     @property
     def paused(self) -> str:
@@ -75,7 +75,7 @@ class StatusInput:
         if number(self.status, "replicas") > number(self.status, "updatedReplicas"):
             return True
         # The counts refer to an earlier template until the Deployment controller has observed the current one.
-        template = section(section(self.deployment, "spec"), "template")
+        template = section(self.deployment, "spec", "template")
         return not self.is_observed and any(not admission.is_of(pod, template) for pod in self.pods)
 
     @property
@@ -166,8 +166,8 @@ def _current(pods: tuple[Obj, ...], deployment: Obj) -> tuple[Obj, ...]:
     The last edit may have fixed the problem of other pods. The newest pod may be of another template: a spec that is
     set back to an earlier one reuses the pods of that template.
     """
-    template = section(section(deployment, "spec"), "template")
-    label = section(section(template, "metadata"), "labels").get(TEMPLATE_LABEL)
+    template = section(deployment, "spec", "template")
+    label = section(template, "metadata", "labels").get(TEMPLATE_LABEL)
     return tuple(pod for pod in pods if section(pod["metadata"], "labels").get(TEMPLATE_LABEL) == label) or pods
 
 

@@ -16,8 +16,7 @@ from tests.operator.clients import client_of, http_server
 from tests.operator.samples import resource
 from tests.wait import wait_until_async
 from unmask_operator.activator import targets as module
-from unmask_operator.activator.target import Target
-from unmask_operator.activator.targets import Targets
+from unmask_operator.activator.targets import Target, Targets
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.objects import Key, Obj
 from unmask_operator.settings import Settings

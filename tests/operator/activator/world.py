@@ -10,12 +10,12 @@ from typing import Any
 from tests.wait import wait_until_async
 from unmask_operator.activator.metrics import Metrics
 from unmask_operator.activator.server import Server
-from unmask_operator.activator.target import Target
+from unmask_operator.activator.targets import Target
 from unmask_operator.api.autoscaling import Zero
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import ENDPOINT_SLICES
 from unmask_operator.objects import Key, Obj
-from unmask_operator.render.activator import MANAGED_BY
+from unmask_operator.render.autoscaling import MANAGED_BY
 
 KEY = Key("ns", "demo")
 HOST = "127.0.0.1"

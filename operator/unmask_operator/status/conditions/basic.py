@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from unmask_operator.objects import RESTARTED_AT, number, section
-from unmask_operator.render.image_volumes import UNAVAILABLE
+from unmask_operator.render.model import IMAGES_UNAVAILABLE
 from unmask_operator.status import admission
 from unmask_operator.status.condition import Condition, false, sentence, true, unknown
 from unmask_operator.status.conditions import rollout_complete, scheduled
@@ -26,7 +26,7 @@ def accepted(inputs: StatusInput) -> Condition:
     failed = "; ".join(f"{ref.kind} {ref.name}: {reason}" for ref, reason in failures)
     failed = f"the API server failed on {failed}; the operator retries" if failed else ""
     if refused:
-        if UNAVAILABLE in refused:
+        if IMAGES_UNAVAILABLE in refused:
             return false("ImageVolumesUnavailable", refused)
         return false("Refused", f"{refused}; {failed}" if failed else refused)
     if failed:

@@ -24,7 +24,7 @@ def evaluate(inputs: StatusInput) -> Condition | None:
     if fetch.commit:
         return true("Cached", _sentence(entry(inputs) or {}, fetch.job))
     if fetch.live_claim is None:
-        if section(section(inputs.spec, "modelCache"), "pvc").get("claimName"):
+        if section(inputs.spec, "modelCache", "pvc").get("claimName"):
             return false(
                 "ClaimNotFound",
                 f"PersistentVolumeClaim {fetch.claim} does not exist in this namespace: create it, or correct "
@@ -50,7 +50,7 @@ def entry(inputs: StatusInput) -> Obj | None:
     if not fetch.commit:
         load = fetch.report.load if fetch.report else None
         return made | ({"percent": round(load.percent)} if load else {})
-    old = section(section(inputs.observed.resource, "status"), "modelCache")
+    old = section(inputs.observed.resource, "status", "modelCache")
     same = (old.get("claim"), old.get("commit")) == (fetch.claim, fetch.commit)
     size = fetch.result.get("bytes") if fetch.result.get("commit") == fetch.commit else None
     known = {

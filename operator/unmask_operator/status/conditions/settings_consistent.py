@@ -31,7 +31,7 @@ def evaluate(inputs: StatusInput) -> Condition | None:
         spec = parse(inputs.observed.resource).spec
     except SpecError:
         return None
-    template = planned_template(inputs.plan) or section(section(inputs.deployment, "spec"), "template")
+    template = planned_template(inputs.plan) or section(inputs.deployment, "spec", "template")
     found = list(contradictions(spec, section(template, "spec")))
     if sentence := shared_by_one_node(spec, inputs.plan.fetch):
         found.append(false("ClaimOnOneNode", sentence))
@@ -52,7 +52,7 @@ def contradictions(spec: Spec, pod: Obj) -> Iterator[Condition]:
         return
     main = main_container(pod)
     yield from _gpus(spec, main)
-    yield from _memory(spec, main, section(section(pod, "resources"), "limits"))
+    yield from _memory(spec, main, section(pod, "resources", "limits"))
     yield from _grace_period(spec, pod, main)
     yield from _probes(main)
     yield from _host_ports(spec, pod)
@@ -134,7 +134,7 @@ def _is_gpu(spec: Spec, name: str) -> bool:
 
 
 def _memory(spec: Spec, main: Obj, of_pod: Obj) -> Iterator[Condition]:
-    limits = section(section(main, "resources"), "limits")
+    limits = section(main, "resources", "limits")
     memories = [each["memory"] for each in (limits, of_pod) if quantity(each.get("memory")) is not None]
     lowest = min(memories, key=lambda text: quantity(text) or 0, default=None)
     memory, disk = quantity(lowest), quantity(limits.get("ephemeral-storage"))

@@ -152,4 +152,4 @@ def _capacity(inputs: StatusInput, pod: Obj, resource: str, *, ignore_state: boo
 
 
 def _allocatable(node: Obj, resource: str) -> int:
-    return _count(section(section(node, "status"), "allocatable"), resource)
+    return _count(section(node, "status", "allocatable"), resource)

@@ -74,12 +74,12 @@ _SET_BY_KUBELETS = ("kubernetes.io/os", "kubernetes.io/arch")
 
 def _placement_exclusion(pod: Obj, node: Obj) -> ExcludedNode | None:
     pod_spec = section(pod, "spec")
-    labels = section(section(node, "metadata"), "labels")
+    labels = section(node, "metadata", "labels")
     selector = section(pod_spec, "nodeSelector")
     compared = {key: value for key, value in selector.items() if key in labels or key not in _SET_BY_KUBELETS}
     if mismatched := sorted(f"{key}={value}" for key, value in compared.items() if labels.get(key) != value):
         return ExcludedNode(node, f"does not match the nodeSelector {', '.join(mismatched)}", _NO_AFFINITY)
-    affinity = section(section(pod_spec, "affinity"), "nodeAffinity")
+    affinity = section(pod_spec, "affinity", "nodeAffinity")
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if isinstance(required, dict) and not _matches_any_term(required.get("nodeSelectorTerms") or (), node):
         return ExcludedNode(node, "does not match the required node affinity", _NO_AFFINITY)

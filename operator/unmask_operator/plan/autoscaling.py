@@ -1,11 +1,14 @@
-"""Plans the ScaledObject of a resource: when it may exist, and the default of its scale-down window."""
+"""Plans the objects of `spec.autoscaling` that depend on the observed state.
+
+These are KEDA's ScaledObject, and the EndpointSlices by which the Service of an idle resource leads to the activator.
+"""
 
 import math
 
 from unmask_operator.api import DiffusionLMService
-from unmask_operator.objects import Obj, Ref, number
+from unmask_operator.objects import Obj, Ref, condition, controller_uid, number
 from unmask_operator.plan.observed import Observed
-from unmask_operator.render.keda import scaled_object
+from unmask_operator.render.autoscaling import activator_slices, scaled_object
 from unmask_operator.render.labels import engine_name
 
 HPA, SCALED_OBJECT = ("autoscaling/v2", "HorizontalPodAutoscaler"), ("keda.sh/v1alpha1", "ScaledObject")
@@ -15,9 +18,21 @@ LOAD_TIME_FACTOR = 2  # as the Builtin autoscaler
 
 
 def children(resource: DiffusionLMService, observed: Observed) -> list[Obj]:
-    """Returns the ScaledObject of provider KEDA, or nothing."""
-    made = scaled_object(resource, scale_down_seconds(observed))
-    return [made] if made else []
+    """Returns the ScaledObject of provider KEDA, or the EndpointSlices of the activator, or nothing.
+
+    The EndpointSlices exist from shortly before the resource has 0 replicas until a pod is Ready again. While there are
+    pods too, the activator forwards requests to them.
+    """
+    if made := scaled_object(resource, scale_down_seconds(observed)):
+        return [made]
+    scaling, activator = resource.spec.autoscaling, observed.activator
+    if scaling is None or scaling.zero is None or resource.spec.suspend or activator is None:
+        return []
+    decided = observed.decision is not None and observed.decision.idle
+    wakes = leads_to_activator(observed) and not any(map(_is_ready, observed.pods))
+    if resource.spec.replicas and not decided and not wakes:
+        return []
+    return activator_slices(resource, activator.port, activator.addresses)
 
 
 def waits_for_deletion(child: Obj, observed: Observed) -> bool:
@@ -47,3 +62,13 @@ def scale_down_seconds(observed: Observed) -> int:
         return number(live.get("spec"), "cooldownPeriod", SCALE_DOWN_SECONDS)
     minutes = math.ceil(LOAD_TIME_FACTOR * observed.longest_load / 60)  # whole ones, so that it changes seldom
     return min(max(60 * minutes, SCALE_DOWN_SECONDS), LONGEST_SECONDS)
+
+
+def leads_to_activator(observed: Observed) -> bool:
+    """Returns whether an EndpointSlice with the activator's addresses exists."""
+    uid = observed.resource["metadata"]["uid"]
+    return any(ref.kind == "EndpointSlice" and controller_uid(o) == uid for ref, o in observed.children.items())
+
+
+def _is_ready(pod: Obj) -> bool:
+    return condition(pod, "Ready").get("status") == "True" and not pod["metadata"].get("deletionTimestamp")
