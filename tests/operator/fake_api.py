@@ -173,16 +173,8 @@ class FakeApi:
         conflict = None if live and live["metadata"]["uid"] == uid else ApiError(409, "Conflict", "uid")
         return self._write("apply", {**obj, "metadata": {**obj["metadata"], "uid": uid}}, dry_run, conflict)
 
-    async def replace(self, live: Obj, clashes: Any, dry_run: bool = False) -> Obj:
-        changed = copy.deepcopy(self.objects[Ref.of(live)])
-        for clash in clashes:
-            *parents, last = (int(part) if part.isdigit() else part for part in clash.pointer.split("/")[1:])
-            inner: Any = changed
-            for part in parents:
-                inner = inner[part]
-            assert inner[last] == clash.live
-            inner[last] = clash.desired
-        return self._write("replace", changed, dry_run)
+    async def replace_spec(self, live: Obj, spec: Obj, dry_run: bool = False) -> Obj:
+        return self._write("replace", {**live, "spec": copy.deepcopy(spec)}, dry_run)
 
     async def delete(self, kind: Any, namespace: str, name: str, uid: str) -> None:
         live = self._ask("delete", ref := Ref(kind.api_version, kind.kind, name))

@@ -20,7 +20,6 @@ from unmask_operator.kube.client import LIST_TRIES, PAGE, encode
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import DLMS, PODS, kind_of
 from unmask_operator.objects import FIELD_MANAGER
-from unmask_operator.plan.drift import Clash
 
 LONG = 600.0  # seconds; even a slow machine does not reach it
 CONFIG = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a", "namespace": "ns"}}
@@ -87,7 +86,7 @@ MERGE = "application/merge-patch+json"
 REVISION = {"apiVersion": "apps/v1", "kind": "ControllerRevision", "metadata": CONFIG["metadata"], "data": {"a": "<"}}
 LIVE = with_meta(CONFIG, uid="u")
 OURS = {"manager": FIELD_MANAGER, "operation": "Update"}
-CREATED = with_meta(LIVE, managedFields=[OURS])
+CREATED, READ = with_meta(LIVE, managedFields=[OURS]), with_meta(LIVE, resourceVersion="7")
 LEASE = {"metadata": {"name": "l", "namespace": "n", "resourceVersion": "5"}, "spec": {}}
 CORE, APPS = "/api/v1/namespaces/ns", "/apis/apps/v1/namespaces/ns"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/n/leases"
@@ -107,11 +106,10 @@ def step(op, path, value):
 SAME, ENTRY = step("test", "/metadata/uid", "u"), "/metadata/managedFields/0"
 FIELDS = [SAME, step("test", f"{ENTRY}/manager", FIELD_MANAGER), step("test", f"{ENTRY}/operation", "Update"),
           step("replace", f"{ENTRY}/operation", "Apply")]  # fmt: skip
-REPLACED = [SAME, step("test", "/spec/a", 1), step("replace", "/spec/a", 2)]
+REPLACED = [SAME, step("test", "/metadata/resourceVersion", "7"), step("replace", "/spec", {"a": 2})]
 OF_POD = {"metadata": {"uid": "u", "annotations": {"a": "b"}}}
 OF_STATUS = {"metadata": {"uid": "u"}, "status": {"b": 1}}
 OF_SCALE = {"metadata": {"uid": "u"}, "spec": {"replicas": 2}}
-CLASH = Clash("/spec/a", 1, 2)
 # The call, the method, path, query and body of its request, and their media type.
 WRITES = {
     "create": (lambda c: c.create(CONFIG), "POST", ACCOUNTS, STRICT, CONFIG, JSON),
@@ -119,7 +117,7 @@ WRITES = {
     "revision": (lambda c: c.create(REVISION), "POST", f"{APPS}/controllerrevisions", STRICT, REVISION, YAML),
     "apply": (lambda c: c.apply(CONFIG, "u"), "PATCH", f"{ACCOUNTS}/a", {**STRICT, "force": "true"}, LIVE, APPLY),
     "fields": (lambda c: c.upgrade_managed_fields(CREATED), "PATCH", f"{ACCOUNTS}/a", STRICT, FIELDS, JSON_PATCH),
-    "replace": (lambda c: c.replace(LIVE, [CLASH], True), "PATCH", f"{ACCOUNTS}/a", DRY, REPLACED, JSON_PATCH),
+    "replace": (lambda c: c.replace_spec(READ, {"a": 2}, True), "PATCH", f"{ACCOUNTS}/a", DRY, REPLACED, JSON_PATCH),
     "delete": (lambda c: c.delete(DEPLOYMENTS, "ns", "a", "u"), "DELETE", f"{APPS}/deployments/a", {}, DELETE, JSON),
     "status": (lambda c: c.patch_status("ns", "a", "u", {"b": 1}, "us/a"), "PATCH", f"{OWN}/status",
                {"fieldManager": "us/a"}, OF_STATUS, MERGE),

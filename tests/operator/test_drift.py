@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unmask_operator.objects import quantity
-from unmask_operator.plan.drift import LIST_KEYS, clashes, differs, field_name, replaced, with_secondary_family
+from unmask_operator.plan.drift import LIST_KEYS, differs, field_name, replaced, with_secondary_family
 
 SPREAD, PORT, CPU = "topologySpreadConstraints", "containerPort", "cpu"
 PEER = {"podSelector": {"matchLabels": {"a": "b"}}}
@@ -18,7 +18,6 @@ RULE = {"ports": [{"protocol": "TCP", "port": 1}]}
 EXISTS = {"key": "a", "operator": "Exists"}
 SOFT = {"topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 1}
 ZONE = [{"topologyKey": "zone", "maxSkew": 1}, {"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]
-TCP, UDP = ({PORT: 53, "protocol": protocol} for protocol in ("TCP", "UDP"))
 NOTHING: dict[str, Any] = {}
 
 
@@ -115,12 +114,6 @@ def test_the_secondary_family_of_a_dual_stack_service_is_sent_again() -> None:
         other = {"spec": {**desired["spec"], **spec}}
         assert with_secondary_family(other, live) == other
     assert with_secondary_family({"data": {}}, live) == {"data": {}}
-
-
-def test_ports_of_one_number_with_another_protocol_clash() -> None:
-    changed = [UDP, {**TCP, "protocol": "SCTP"}]
-    (clash,) = clashes({"kind": "Pod", "spec": {"ports": [TCP, UDP]}}, {"spec": {"ports": changed}})
-    assert clash == ("/spec/ports", changed, [TCP, UDP])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import kind_of
 from unmask_operator.objects import Key, Obj, Ref, controller_uid
-from unmask_operator.plan.drift import WRITTEN_ONCE, clashes, content, with_secondary_family, written_form
+from unmask_operator.plan.drift import WRITTEN_ONCE, content, with_secondary_family, written_form
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
 from unmask_operator.render.labels import adapters_config
@@ -298,15 +298,18 @@ class Applier:
             outcome.writes += 1
 
     async def _apply_child(self, child: Obj, live: Obj, dry_run: bool) -> Obj:
-        """Applies a child. If another client set the alternative of a field, the field is replaced first."""
+        """Applies a child. If another client set the alternative of a field, the spec is replaced first.
+
+        Server-side apply keeps fields of other managers. For example, it would combine an httpGet with an exec, an
+        emptyDir with a hostPath, or two ports of one name, and the API server rejects such an object.
+        """
         uid, child = live["metadata"]["uid"], with_secondary_family(child, live)
         try:
             return await self.client.apply(child, uid, dry_run)
         except ApiError as error:
-            found = list(clashes(child, live)) if error.status == 422 and CLASH.search(error.message) else []
-            if not found:
+            if error.status != 422 or "spec" not in child or not CLASH.search(error.message):
                 raise
-        replaced = await self.client.replace(live, found, dry_run)
+        replaced = await self.client.replace_spec(live, child["spec"], dry_run)
         if dry_run:
             return replaced
         await self.client.upgrade_managed_fields(replaced)

@@ -16,7 +16,6 @@ from unmask_operator.kube.credentials import BEARER, Credentials, Identity, Logi
 from unmask_operator.kube.errors import ApiError, api_error
 from unmask_operator.kube.kinds import DLMS, LEASES, PODS, REVISIONS, ApiKind, kind_of
 from unmask_operator.objects import FIELD_MANAGER, Obj
-from unmask_operator.plan.drift import Clash
 
 PAGE = 100  # objects per page of a list: a page must not block the event loop for long or take much memory
 LIST_TRIES = 5  # attempts per list; each one starts with the first page
@@ -306,11 +305,10 @@ class Client:
                 return await self._patch_json(live, [*tests, change])
         return live
 
-    async def replace(self, live: Obj, clashes: Sequence[Clash], dry_run: bool = False) -> Obj:
-        """Replaces values that other managers own in part, which server-side apply would merge instead."""
-        tests = [{"op": "test", "path": clash.pointer, "value": clash.live} for clash in clashes]
-        changes = [{"op": "replace", "path": clash.pointer, "value": clash.desired} for clash in clashes]
-        return await self._patch_json(live, [*tests, *changes], dry_run)
+    async def replace_spec(self, live: Obj, spec: Obj, dry_run: bool = False) -> Obj:
+        """Replaces the spec, with the fields of other managers, which server-side apply would merge instead."""
+        same = {"op": "test", "path": "/metadata/resourceVersion", "value": live["metadata"]["resourceVersion"]}
+        return await self._patch_json(live, [same, {"op": "replace", "path": "/spec", "value": spec}], dry_run)
 
     async def _patch_json(self, live: Obj, patch: Sequence[Obj], dry_run: bool = False) -> Obj:
         """Sends a JSON patch. ApiError.conflict: the uid differs, or a test of the patch fails."""

@@ -137,56 +137,6 @@ def with_secondary_family(desired: Obj, live: Obj) -> Obj:
     return {**desired, "spec": {**spec, "ipFamilies": found}}
 
 
-class Clash(NamedTuple):
-    """A live value that server-side apply cannot repair: its JSON pointer and the desired value."""
-
-    pointer: str
-    live: Any
-    desired: Any
-
-
-def clashes(desired: Obj, live: Obj) -> Iterator[Clash]:
-    """Yields the values in which another client set an alternative that excludes a desired member.
-
-    Server-side apply retains fields of other managers. For example, it would combine an httpGet with an exec, an
-    emptyDir with a hostPath, or two ports of one name, and the API server rejects such an object.
-    """
-    parents = dict.fromkeys(_exclusive_parent(path, desired["kind"]) for path in differences(desired, live))
-    for parent in filter(None, parents):
-        pointer, own, found = "", desired, live
-        for part in parent:
-            own, _ = _inner(own, part)
-            found, position = _inner(found, part)
-            pointer = f"{pointer}/{position}"
-        if found is not None and (isinstance(own, list) or any(member not in found for member in own)):
-            yield Clash(pointer, found, own)
-
-
-def _exclusive_parent(path: FieldPath, kind: str) -> FieldPath | None:
-    """Returns the object or list above `path` whose members may exclude each other, or None."""
-    parent = path[:-1]
-    match parent[-2:], path[-1]:
-        case _, "ports":  # two entries with one key
-            return path
-        case (_, "ports"), ListKey():
-            return parent
-        case ("ports", ListKey()), "protocol":  # a part of the entry's key
-            return parent[:-1]
-        case (("env" | "volumes"), ListKey()), str():
-            return parent
-        case (_, ("startupProbe" | "readinessProbe" | "livenessProbe" | "preStop" | "postStart")), str():
-            return parent
-    return parent if kind == "PodDisruptionBudget" and parent == ("spec",) else None
-
-
-def _inner(value: Any, part: str | ListKey) -> tuple[Any, str | int]:
-    """Returns a part of a value and its member name or list index."""
-    if isinstance(part, str):
-        return value.get(part), part
-    index = next(i for i, entry in enumerate(value) if entry[part.member] == part.value)
-    return value[index], index
-
-
 def field_name(path: FieldPath) -> str:
     """Formats a path, such as spec.template.spec.containers[main].image."""
     text = ""
