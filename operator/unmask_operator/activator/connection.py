@@ -114,11 +114,7 @@ async def _fill(reader: asyncio.StreamReader, held: bytearray) -> bool:
     return False
 
 
-async def _join(
-    client: Streams,
-    server: Streams,
-    answered: Callable[[], None],
-) -> None:
+async def _join(client: Streams, server: Streams, answered: Callable[[], None]) -> None:
     """Copies bytes in both directions until the pod or the client has ended.
 
     Args:

@@ -14,6 +14,12 @@ from unmask_operator.activator.targets import Target
 LARGEST_HEAD = 32 << 10  # bytes
 HEAD_SECONDS = 10.0
 RETRY_AFTER_SECONDS = 15  # about the time in which a pod starts
+# Type of an error and headers of its answer, by HTTP status.
+_ERRORS = {
+    401: ("authentication_error", "WWW-Authenticate: Bearer"),
+    429: ("rate_limit_error", f"Retry-After: {RETRY_AFTER_SECONDS}"),
+    503: ("service_unavailable_error", f"Retry-After: {RETRY_AFTER_SECONDS}"),
+}
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (\S+) HTTP/1\.[01]")
 
 
@@ -25,7 +31,7 @@ class Head:
         method: the HTTP method.
         path: the path without its query.
         headers: names of the headers in lower case.
-        received: all bytes read so far, which may contain the start of the body.
+        received: its bytes.
     """
 
     method: str
@@ -49,24 +55,21 @@ class Refusal(Exception):
 
 
 async def read_head(reader: asyncio.StreamReader) -> Head | None:
-    """Reads the head of the first request. None: the client left without one.
+    """Reads the head of the first request, of at most the reader's limit. None: the client left without one.
 
     Raises:
         Refusal: the head is malformed, too large, or not complete in time.
     """
-    received = b""
     try:
         async with asyncio.timeout(HEAD_SECONDS):
-            while b"\r\n\r\n" not in received:
-                if len(received) > LARGEST_HEAD:
-                    raise Refusal(431, "invalid", f"the head of the request is larger than {LARGEST_HEAD >> 10} KiB")
-                more = await reader.read(LARGEST_HEAD)
-                if not more:
-                    return None
-                received += more
+            received = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    except asyncio.LimitOverrunError:
+        raise Refusal(431, "invalid", f"the head of the request is larger than {LARGEST_HEAD >> 10} KiB") from None
     except TimeoutError:
         raise Refusal(408, "invalid", f"the head of the request took longer than {HEAD_SECONDS:g} s") from None
-    first, *lines = received.split(b"\r\n\r\n", 1)[0].split(b"\r\n")
+    first, *lines = received.removesuffix(b"\r\n\r\n").split(b"\r\n")
     request = _REQUEST_LINE.fullmatch(first)
     if request is None:
         raise Refusal(400, "invalid", "the request is not HTTP/1.1")
@@ -100,13 +103,7 @@ def own_answer(head: Head, target: Target) -> bytes | None:
 
 def error_answer(refusal: Refusal) -> bytes:
     """Returns the answer to a refused request, in the form of OpenAI's API."""
-    headers = []
-    if refusal.status in (429, 503):
-        headers.append(f"Retry-After: {RETRY_AFTER_SECONDS}")
-    if refusal.status == 401:
-        headers.append("WWW-Authenticate: Bearer")
-    kinds = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
-    kind = kinds.get(refusal.status, "invalid_request_error")
+    kind, *headers = _ERRORS.get(refusal.status, ("invalid_request_error",))
     body = {"error": {"message": refusal.message, "type": kind, "param": None, "code": None}}
     return answer(refusal.status, body, headers)
 

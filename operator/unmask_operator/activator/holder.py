@@ -50,7 +50,6 @@ class Holder:
     _failed: set[Address] = field(default_factory=set)  # pods without a connection since the last list
     _poll: asyncio.Task[None] | None = None
 
-    @property
     def held(self) -> int:
         return sum(not request.done() for request in self._waiting)
 
@@ -61,7 +60,7 @@ class Holder:
             Refusal: too many requests wait.
         """
         limit = self.target.zero.max_held_requests
-        if self.held >= limit:
+        if self.held() >= limit:
             raise Refusal(429, "full", f"{limit} requests wait for the service to start")
         request = asyncio.get_running_loop().create_future()
         self._waiting.append(request)
@@ -93,7 +92,7 @@ class Holder:
 
     async def _poll_pods(self) -> None:
         """Wakes the service, and releases requests to its Ready pods, until none waits."""
-        while self.held:
+        while self.held():
             self._waiting = deque(request for request in self._waiting if not request.done())
             try:
                 self._ready = await self.pods(self.target)

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping
 
 from unmask_operator.activator import connection
+from unmask_operator.activator.head import LARGEST_HEAD
 from unmask_operator.activator.holder import Address, Holder
 from unmask_operator.activator.metrics import Metrics
 from unmask_operator.activator.targets import Target
@@ -54,7 +55,7 @@ class Server:
             else:
                 holder = Holder(target, self._wake, self._pods, self._metrics.woken.labels(*key).inc)
                 self._holders[key] = holder
-                self._metrics.held.labels(*key).set_function(functools.partial(_held, holder))
+                self._metrics.held.labels(*key).set_function(holder.held)
             if key not in self._listeners:
                 await self._listen(key, target.port)
         self._metrics.services.set(len(self._listeners))
@@ -74,7 +75,7 @@ class Server:
             log.error("cannot listen on port %d: %s", port, error, extra={"service": key})
             return
         accept = functools.partial(self._accept, key)
-        server = await asyncio.start_server(accept, sock=listener, backlog=BACKLOG, limit=connection.CHUNK)
+        server = await asyncio.start_server(accept, sock=listener, backlog=BACKLOG, limit=LARGEST_HEAD)
         self._listeners[key] = port, server
 
     async def _accept(self, key: Key, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,10 +102,6 @@ class Server:
         selector = f"{SERVICE_OF_SLICE}={target.key.name}"
         slices, _ = await self._client.list(ENDPOINT_SLICES, target.key.namespace, selector)
         return [address for one in slices for address in ready_addresses(one)]
-
-
-def _held(holder: Holder) -> float:
-    return holder.held
 
 
 def ready_addresses(endpoint_slice: Obj) -> list[Address]:

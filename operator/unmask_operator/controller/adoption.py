@@ -4,10 +4,10 @@ import logging
 from dataclasses import replace
 
 from unmask_operator.kube.cache import Cache
-from unmask_operator.kube.client import MERGE, Client
+from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import kind_of
-from unmask_operator.objects import FIELD_MANAGER, Obj, Ref
+from unmask_operator.objects import Key, Obj, Ref
 from unmask_operator.plan.adoption import orphans, owner_reference
 from unmask_operator.plan.observed import Observed
 from unmask_operator.status.transitions import Event
@@ -50,8 +50,7 @@ async def _own(client: Client, child: Obj, owner: Obj) -> Obj:
     kind, meta = kind_of(child["apiVersion"], child["kind"]), child["metadata"]
     same = {member: meta[member] for member in ("uid", "resourceVersion")}
     body = {"metadata": {**same, "ownerReferences": [*meta.get("ownerReferences", ()), owner]}}
-    params = {"fieldManager": FIELD_MANAGER}
-    return await client.request("PATCH", kind.path(meta["namespace"], meta["name"]), params, body, MERGE)
+    return await client.merge(kind.path(*Key.of(child)), body)
 
 
 def event(adopted: list[Ref]) -> Event:

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 
 from unmask_operator.controller import adapters, adoption
@@ -17,7 +16,7 @@ from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import DLMS, PODS, kind_of
 from unmask_operator.metrics import Metrics
-from unmask_operator.objects import Key, Obj, Ref, condition, controller_uid, merge_patch
+from unmask_operator.objects import Key, Obj, Ref, condition, controller_uid, merge_patch, section
 from unmask_operator.plan import scalers
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan, last_accepted, plan, plan_of_deleted
@@ -119,15 +118,13 @@ class _Resource:
         key = self.key
         children = await self._children(resource["metadata"]["uid"])
         observed = await self.observe(resource, children, self.cache.pods(key))
-        make_plan: Callable[..., Plan] = plan
-        make_earlier: Callable[..., Plan] = last_accepted
+        plans: tuple[Callable[..., Plan], ...] = (plan, last_accepted)
         if resource["metadata"].get("deletionTimestamp"):
-            make_plan = make_earlier = plan_of_deleted
+            plans = (plan_of_deleted, plan_of_deleted)
         else:
             observed = await self._prepare(observed)
-        outcome = await self._applier.apply(
-            partial(make_plan, settings=self.settings), partial(make_earlier, settings=self.settings), observed
-        )
+        make_plan, make_earlier = (partial(one, settings=self.settings) for one in plans)
+        outcome = await self._applier.apply(make_plan, make_earlier, observed)
         if outcome.writes:
             log.info("wrote or deleted %d children", outcome.writes, extra={"service": key})
         for ref, error in outcome.failures.items():
@@ -227,17 +224,12 @@ class _Resource:
         an edit in the meantime. It may also have a field that the CustomResourceDefinition got recently, which watches
         that were opened before still omit.
         """
-        resource = outcome.observed.resource
-        old = resource.get("status") or {}
-        new = status(outcome.observed, outcome.plan)
+        observed, resource = outcome.observed, outcome.observed.resource
+        old, new = section(resource, "status"), status(observed, outcome.plan)
         told = condition(resource, "Accepted").get("reason") == TWO_OPERATORS
-        if not merge_patch(old, new) or (outcome.observed.operators and told):
-            self._status_refusal = ""
-            await self._events.record(resource, (), outcome.observed.now)
-            return False
         events: list[Event] = []
         try:
-            written = await self._patch_status(resource, new)
+            written = None if observed.operators and told else await self._patch_status(resource, new)
             self._status_refusal = ""
         except ApiError as error:
             if error.not_found or error.conflict:
@@ -247,21 +239,26 @@ class _Resource:
             if not error.refusal:
                 raise
             events, new = self._status_refused(error), minimal(new)
-            written = await self._write_minimal(resource, new, events, outcome.observed.now)
+            try:
+                written = await self._patch_status(resource, new)
+            except ApiError:
+                await self._events.record(resource, events, observed.now)
+                raise
         if written is None:
+            await self._events.record(resource, events, observed.now)
             return False
         self.metrics.writes.labels("status").inc()
         same_labels = written["metadata"].get("labels") == resource["metadata"].get("labels")
         if same_labels:  # with other labels it may no longer match the watch's selector
             self.cache.put(DLMS, written, answered=True)
-        await self._events.record(resource, [*events, *transitions(old, new)], outcome.observed.now)
+        await self._events.record(resource, [*events, *transitions(old, new)], observed.now)
         return same_labels and _user_fields(slim(DLMS, written)) != _user_fields(resource)
 
     async def _patch_status(self, resource: Obj, new: Obj) -> Obj | None:
         """Patches the status. Returns the resource of the answer, or None if nothing differs."""
-        patch, uid = merge_patch(resource.get("status") or {}, new), resource["metadata"]["uid"]
-        if not patch:
+        if not (patch := merge_patch(section(resource, "status"), new)):
             return None
+        uid = resource["metadata"]["uid"]
         return await self.client.patch_status(*self.key, uid, patch, self.settings.status_manager)
 
     def _status_refused(self, error: ApiError) -> list[Event]:
@@ -273,17 +270,6 @@ class _Resource:
             return []
         sentence = f"the API server refused the status; only counts and short conditions are written: {error.message}"
         return [Event("Warning", STATUS_REFUSED, sentence)]
-
-    async def _write_minimal(self, resource: Obj, new: Obj, events: Sequence[Event], now: datetime) -> Obj | None:
-        """Writes a minimal status instead of a refused one. The Events are written in any case."""
-        try:
-            written = await self._patch_status(resource, new)
-        except ApiError:
-            await self._events.record(resource, events, now)
-            raise
-        if written is None:
-            await self._events.record(resource, events, now)
-        return written
 
 
 def _user_fields(resource: Obj) -> list[object]:

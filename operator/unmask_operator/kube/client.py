@@ -15,7 +15,7 @@ from kubernetes.aio.client.api_client import ApiClient
 from unmask_operator.kube.credentials import BEARER, Credentials, Identity, LoginError
 from unmask_operator.kube.errors import ApiError, api_error
 from unmask_operator.kube.kinds import DLMS, LEASES, PODS, REVISIONS, ApiKind, kind_of
-from unmask_operator.objects import FIELD_MANAGER, Obj
+from unmask_operator.objects import FIELD_MANAGER, Key, Obj
 
 PAGE = 100  # objects per page of a list: a page must not block the event loop for long or take much memory
 LIST_TRIES = 5  # attempts per list; each one starts with the first page
@@ -111,6 +111,10 @@ class Client:
         except ValueError:
             raise ApiError(answer.status, "Unreadable", f"{method} {path}: the answer is not JSON") from None
         return parsed
+
+    async def merge(self, path: str, body: Obj, manager: str = FIELD_MANAGER) -> Obj:
+        """Sends a merge patch. ApiError.conflict: the uid or resource version in its metadata differs."""
+        return await self.request("PATCH", path, {"fieldManager": manager}, body, MERGE)
 
     @contextlib.asynccontextmanager
     async def _answer(
@@ -277,10 +281,8 @@ class Client:
 
     async def apply(self, obj: Obj, uid: str, dry_run: bool = False) -> Obj:
         """Applies the object server-side. ApiError.conflict: no object of this name has the uid."""
-        kind = kind_of(obj["apiVersion"], obj["kind"])
-        meta = obj["metadata"]
-        body = {**obj, "metadata": {**meta, "uid": uid}}
-        path = kind.path(meta["namespace"], meta["name"])
+        path = kind_of(obj["apiVersion"], obj["kind"]).path(*Key.of(obj))
+        body = {**obj, "metadata": {**obj["metadata"], "uid": uid}}
         return await self.request("PATCH", path, {**_strict(dry_run), "force": "true"}, body, APPLY)
 
     async def upgrade_managed_fields(self, live: Obj) -> Obj:
@@ -312,9 +314,8 @@ class Client:
 
     async def _patch_json(self, live: Obj, patch: Sequence[Obj], dry_run: bool = False) -> Obj:
         """Sends a JSON patch. ApiError.conflict: the uid differs, or a test of the patch fails."""
-        kind, meta = kind_of(live["apiVersion"], live["kind"]), live["metadata"]
-        same = {"op": "test", "path": "/metadata/uid", "value": meta["uid"]}
-        path = kind.path(meta["namespace"], meta["name"])
+        path = kind_of(live["apiVersion"], live["kind"]).path(*Key.of(live))
+        same = {"op": "test", "path": "/metadata/uid", "value": live["metadata"]["uid"]}
         try:
             return await self.request("PATCH", path, _strict(dry_run), [same, *patch], JSON_PATCH)
         except ApiError as error:
@@ -342,9 +343,8 @@ class Client:
 
     async def patch_status(self, namespace: str, name: str, uid: str, patch: Obj, manager: str) -> Obj:
         """Sends a merge patch of the resource's status. The uid protects a new resource of the same name."""
-        path = DLMS.path(namespace, name, "status")
         body = {"metadata": {"uid": uid}, "status": patch}
-        return await self.request("PATCH", path, {"fieldManager": manager}, body, MERGE)
+        return await self.merge(DLMS.path(namespace, name, "status"), body, manager)
 
     async def annotate_pod(self, pod: Obj, annotations: Mapping[str, str]) -> Obj:
         """Sends a merge patch of a pod's annotations through its status subresource.
@@ -353,18 +353,16 @@ class Client:
         same name.
         """
         meta = pod["metadata"]
-        path = PODS.path(meta["namespace"], meta["name"], "status")
         body = {"metadata": {"uid": meta["uid"], "annotations": dict(annotations)}}
-        return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
+        return await self.merge(PODS.path(meta["namespace"], meta["name"], "status"), body)
 
     async def patch_scale(self, namespace: str, name: str, replicas: int, version: str = "") -> Obj:
         """Writes the resource's replicas through its scale subresource, as HPA and `kubectl scale` do.
 
         ApiError.conflict: the resource does not have this resource version.
         """
-        path = DLMS.path(namespace, name, "scale")
-        body = {"spec": {"replicas": replicas}, **({"metadata": {"resourceVersion": version}} if version else {})}
-        return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
+        same = {"metadata": {"resourceVersion": version}} if version else {}
+        return await self.merge(DLMS.path(namespace, name, "scale"), {"spec": {"replicas": replicas}, **same})
 
     async def patch_deployment_scale(self, namespace: str, name: str, uid: str, replicas: int) -> Obj:
         """Writes only `spec.replicas` of the Deployment, through its scale subresource.
@@ -372,13 +370,11 @@ class Client:
         Validation and admission of the Deployment's other fields do not apply. ApiError.conflict: the uid differs.
         """
         path = kind_of("apps/v1", "Deployment").path(namespace, name, "scale")
-        body = {"metadata": {"uid": uid}, "spec": {"replicas": replicas}}
-        return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
+        return await self.merge(path, {"metadata": {"uid": uid}, "spec": {"replicas": replicas}})
 
     async def update_lease(self, lease: Obj, timeout: float) -> Obj:
         """Replaces the Lease with a PUT. ApiError.conflict: the Lease has changed since it was read."""
-        meta = lease["metadata"]
-        path = LEASES.path(meta["namespace"], meta["name"])
+        path = LEASES.path(*Key.of(lease))
         return await self.request("PUT", path, body=lease, timeout=timeout)
 
 
