@@ -176,11 +176,8 @@ class LeaderElector:
 
     async def _find(self) -> Obj:
         """Returns the Lease. Creates it if it does not exist."""
-        try:
-            return await self._client.get(LEASES, *self._where)
-        except ApiError as error:
-            if not error.not_found:
-                raise
+        if lease := await self._client.find(LEASES, *self._where):
+            return lease
         namespace, name = self._where
         owner = None
         if self._deployment:

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, NamedTuple, Self
 
@@ -80,6 +81,12 @@ def number(obj: Any, member: str, default: int = 0) -> int:
 def condition(obj: Obj, kind: str) -> Obj:
     """Returns a condition of a pod or another object, or {}."""
     return next((c for c in section(obj, "status").get("conditions") or () if c["type"] == kind), {})
+
+
+def seconds(begin: str | datetime, end: str | datetime) -> float:
+    """Returns the seconds between two times. Text has the form of the API server."""
+    first, last = (datetime.fromisoformat(time) if isinstance(time, str) else time for time in (begin, end))
+    return (last - first).total_seconds()
 
 
 def quantity(value: Any) -> Decimal | None:

@@ -9,6 +9,7 @@ from typing import Any
 from tests.operator.samples import SETTINGS, edit
 from unmask_operator.controller.reconciler import Reconciler, Result
 from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import DLMS, kind_of
 from unmask_operator.metrics import Metrics
@@ -160,6 +161,8 @@ class FakeApi:
         if live := self._ask("get", Ref(kind.api_version, kind.kind, name)):
             return live
         raise ApiError(404, "NotFound", "gone")
+
+    find: Any = Client.find
 
     async def create(self, obj: Obj, dry_run: bool = False) -> Obj:
         exists = ApiError(409, "AlreadyExists", "exists") if Ref.of(obj) in self.objects else None

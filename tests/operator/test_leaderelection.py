@@ -8,6 +8,7 @@ import pytest
 
 from tests.simulated_time import now, simulated
 from unmask_operator import leaderelection as module
+from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.leaderelection import DEADLINE_SECONDS, LEASE_SECONDS, RETRY_SECONDS, Lease, LostLease
 
@@ -91,6 +92,8 @@ class OneLease:
 
     async def get(self, kind, namespace, name):
         return await self._answer(self.obj if kind.kind == "Lease" else self.deployment)
+
+    find = Client.find
 
     async def request(self, method, path, body, timeout):
         assert (method, path) == ("POST", "/apis/coordination.k8s.io/v1/namespaces/n/leases")

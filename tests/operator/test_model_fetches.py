@@ -11,7 +11,6 @@ from unmask_operator.controller import model_fetches
 from unmask_operator.controller.model_fetches import CLAIM_SECONDS, ModelFetches
 from unmask_operator.controller.pod_progress import StartupReport
 from unmask_operator.kube.cache import Cache
-from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import DLMS, JOBS
 from unmask_operator.objects import SERVICE_LABEL, Key, Obj
 from unmask_operator.plan.observed import FetchReport, Load
@@ -43,10 +42,8 @@ class FakeClient:
         self.lists += 1
         return self.pods, 1
 
-    async def get(self, kind: Any, namespace: str, name: str) -> Obj:
+    async def find(self, kind: Any, namespace: str, name: str) -> Obj | None:
         self.gets += 1
-        if self.claim is None:
-            raise ApiError(404, "NotFound", "gone")
         return self.claim
 
 

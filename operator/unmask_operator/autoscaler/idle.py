@@ -9,6 +9,7 @@ from datetime import datetime
 from unmask_operator.api.autoscaling import Zero
 from unmask_operator.autoscaler.history import GAP_SECONDS, Sample
 from unmask_operator.autoscaler.scrape import FINISHED
+from unmask_operator.objects import seconds
 from unmask_operator.plan.observed import Decision
 
 # Loads of a pod that is not idle.
@@ -47,7 +48,7 @@ class Idleness:
 
         Requests that begin and end between two samples show in the number of finished ones.
         """
-        gap = self.seen is not None and not 0 <= _seconds(self.seen, sample.time) <= max(GAP_SECONDS, 3 * polling)
+        gap = self.seen is not None and not 0 <= seconds(self.seen, sample.time) <= max(GAP_SECONDS, 3 * polling)
         finished = {pod: reading.get(FINISHED, 0.0) for pod, reading in sample.readings.items()}
         had_requests = any(self.finished.get(pod, count) != count for pod, count in finished.items())
         idle = (
@@ -79,12 +80,8 @@ def decide(zero: Zero, sample: Sample, idleness: Idleness, routing: Routing, awa
         return Decision(0, ASLEEP.format(zero.idle_seconds), True, idle=True)
     if routing.problem:
         return replace(awake, reason=routing.problem, healthy=False, cause=UNAVAILABLE)
-    if idleness.since is None or _seconds(idleness.since, sample.time) < zero.idle_seconds:
+    if idleness.since is None or seconds(idleness.since, sample.time) < zero.idle_seconds:
         return awake
-    if idleness.routed is None or _seconds(idleness.routed, sample.time) < ROUTED_SECONDS:
+    if idleness.routed is None or seconds(idleness.routed, sample.time) < ROUTED_SECONDS:
         return replace(awake, reason=FALLING_ASLEEP.format(zero.idle_seconds), idle=True)
     return replace(awake, desired=0, reason=ASLEEP.format(zero.idle_seconds), idle=True)
-
-
-def _seconds(then: datetime, now: datetime) -> float:
-    return (now - then).total_seconds()

@@ -273,7 +273,7 @@ class Applier:
                 written = await self._apply_child(child, owned, dry_run)
         except ApiError as error:
             if error.exists or error.conflict:
-                conflict.children[ref] = await self._read(ref, child["metadata"]["namespace"])
+                conflict.children[ref] = await self.client.find(kind_of(ref.api_version, ref.kind), *Key.of(child))
             elif error.refusal:
                 log.warning("%s %s refused: %s", ref.kind, ref.name, error, extra={"service": outcome.key})
                 outcome.refused.setdefault(ref, []).append(child)
@@ -325,16 +325,6 @@ class Applier:
             log.info(sentence, child["kind"], meta["name"], error, extra={"service": key})
         else:
             self.conflicts.note_managers(child, live)
-
-    async def _read(self, ref: Ref, namespace: str) -> Obj | None:
-        """Returns the object that made a write fail, or None if it does not exist."""
-        kind = kind_of(ref.api_version, ref.kind)
-        try:
-            return await self.client.get(kind, namespace, ref.name)
-        except ApiError as error:
-            if error.not_found:
-                return None
-            raise
 
 
 def _ordered(changes: list[Obj], observed: Observed, refused: Collection[Ref]) -> list[Obj]:

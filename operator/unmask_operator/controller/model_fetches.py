@@ -13,7 +13,7 @@ from unmask_operator.kube.cache import Cache, owner_key, slim
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import CLAIMS, JOBS, PODS
-from unmask_operator.objects import FETCH_LABEL, Key, Obj, condition, controller_uid
+from unmask_operator.objects import FETCH_LABEL, Key, Obj, condition, controller_uid, section
 from unmask_operator.plan.model_fetch import finished
 from unmask_operator.plan.observed import FetchReport, Load
 from unmask_operator.render.labels import PORT
@@ -53,22 +53,17 @@ class ModelFetches:
 
     async def claim(self, resource: Obj) -> Obj | None:
         """Returns the claim of spec.modelCache.pvc.claimName; None if it does not exist. Raises ApiError."""
-        name = resource.get("spec") or {}
-        for member in ("modelCache", "pvc", "claimName"):
-            name = name.get(member) if isinstance(name, dict) else None
+        name = section(resource, "spec", "modelCache", "pvc").get("claimName")
         if not isinstance(name, str):
             return None
         key = Key(resource["metadata"]["namespace"], name)
         read, known = self._claims.get(key, (float("-inf"), {}))
         if self._clock() - read < CLAIM_SECONDS:
             return known
-        try:
-            found = slim(CLAIMS, await self._client.get(CLAIMS, *key))
-        except ApiError as error:
-            if not error.not_found:
-                raise
+        if (claim := await self._client.find(CLAIMS, *key)) is None:
             return None
-        if (found.get("status") or {}).get("phase") == "Bound":
+        found = slim(CLAIMS, claim)
+        if section(found, "status").get("phase") == "Bound":
             self._claims[key] = self._clock(), found
         return found
 

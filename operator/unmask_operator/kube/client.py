@@ -194,6 +194,15 @@ class Client:
     async def get(self, kind: ApiKind, namespace: str, name: str) -> Obj:
         return await self.request("GET", kind.path(namespace, name))
 
+    async def find(self, kind: ApiKind, namespace: str, name: str) -> Obj | None:
+        """Returns an object, or None if it does not exist."""
+        try:
+            return await self.get(kind, namespace, name)
+        except ApiError as error:
+            if error.not_found:
+                return None
+            raise
+
     async def list(
         self,
         kind: ApiKind,

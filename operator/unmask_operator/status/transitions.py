@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 
-from unmask_operator.objects import Obj
+from unmask_operator.objects import Obj, seconds
 
 # Reasons of normal operation: a condition that is False for one of them causes no Warning.
 EXPECTED_REASONS = frozenset(
@@ -62,8 +61,8 @@ def _event_of_success(was: Obj, condition: Obj) -> Event:
     """Returns the Event of a condition that became True. For Ready after a wake-up it has the seconds since then."""
     if condition["type"] != "Ready" or was["reason"] != "Waking":
         return Event("Normal", EVENT_REASONS[condition["type"]], condition["message"])
-    start, end = (datetime.fromisoformat(one["lastTransitionTime"]) for one in (was, condition))
-    return Event("Normal", "Woken", f"a pod is Ready {(end - start).total_seconds():.0f} s after a request arrived")
+    slept = seconds(was["lastTransitionTime"], condition["lastTransitionTime"])
+    return Event("Normal", "Woken", f"a pod is Ready {slept:.0f} s after a request arrived")
 
 
 def _reason(kind: str, status: Obj) -> str:

@@ -5,9 +5,7 @@ timeout, unless Stalled is True. So Stalled means that the resource does not cha
 condition is present only while it is True, which is the convention of kstatus.
 """
 
-from datetime import datetime
-
-from unmask_operator.objects import KIND, condition, number
+from unmask_operator.objects import KIND, condition, number, seconds
 from unmask_operator.plan.model_fetch import finished
 from unmask_operator.status.condition import Condition, false, true
 from unmask_operator.status.conditions.scheduled import QUEUED
@@ -51,9 +49,7 @@ def _cause(inputs: StatusInput, accepted: Condition, ready: Condition) -> Condit
 def _refused_for_long(inputs: StatusInput) -> bool:
     """Returns whether pods are refused for longer than a webhook takes to start and a quota to be updated."""
     since = condition(inputs.deployment, "ReplicaFailure").get("lastTransitionTime")
-    if not since:
-        return False
-    return (inputs.observed.now - datetime.fromisoformat(str(since))).total_seconds() >= REFUSED_SECONDS
+    return bool(since) and seconds(since, inputs.observed.now) >= REFUSED_SECONDS
 
 
 def _has_earlier_children(inputs: StatusInput) -> bool:

@@ -1,10 +1,8 @@
 """ModelCached and status.modelCache: the copy of the model that all pods mount, with spec.modelCache.pvc."""
 
-from datetime import datetime
-
 from unmask_operator.api import Spec
 from unmask_operator.api.model_cache import DEFAULT_MODES
-from unmask_operator.objects import Obj, section
+from unmask_operator.objects import Obj, seconds, section
 from unmask_operator.plan.model_fetch import ModelFetch, finished, results
 from unmask_operator.render.model_cache import BACKOFF_LIMIT
 from unmask_operator.status.condition import Condition, false, true
@@ -79,9 +77,7 @@ def shared_by_one_node(spec: Spec, fetch: ModelFetch | None) -> str:
 def _sentence(cache: Obj, job: Obj | None) -> str:
     size = f", {cache['bytes'] / 1e9:.2f} GB" if "bytes" in cache else ""
     start, end = (section(job or {}, "status").get(member) for member in ("startTime", "completionTime"))
-    took = ""
-    if start and end:
-        took = f", after {(datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds():.0f} s"
+    took = f", after {seconds(start, end):.0f} s" if start and end else ""
     return f"commit {cache.get('commit')} is in PersistentVolumeClaim {cache.get('claim')}{size}{took}"
 
 

@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Iterator
-from datetime import datetime
 
-from unmask_operator.objects import Obj, condition, section
+from unmask_operator.objects import Obj, condition, seconds, section
 from unmask_operator.status.condition import Condition, false, true
 from unmask_operator.status.pods import pod_status
 from unmask_operator.status.pods.event_messages import ONE_AT_A_TIME
@@ -61,8 +60,8 @@ def obstacle(inputs: StatusInput) -> Condition | None:
 
 def _unseen(inputs: StatusInput, pod: Obj) -> Condition | None:
     """Returns the condition for a pod that no scheduler has handled for `UNSEEN_SECONDS`, or None."""
-    age = inputs.observed.now - datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
-    if not pod_status.is_unseen(pod) or age.total_seconds() < UNSEEN_SECONDS:
+    age = seconds(pod["metadata"]["creationTimestamp"], inputs.observed.now)
+    if not pod_status.is_unseen(pod) or age < UNSEEN_SECONDS:
         return None
     scheduler = section(pod, "spec").get("schedulerName") or DEFAULT_SCHEDULER
     field = "" if scheduler == DEFAULT_SCHEDULER else ", or correct spec.podTemplate.spec.schedulerName"

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from unmask_operator.objects import Obj
+from unmask_operator.objects import Obj, section
 from unmask_operator.plan.observed import PodEvent
 from unmask_operator.render.labels import MAIN
 from unmask_operator.status.condition import Condition, false
@@ -53,12 +53,9 @@ def trouble(pod: Obj, events: Sequence[PodEvent]) -> Condition | None:
 
 def _untouched(pod: Obj) -> bool:
     """Returns whether all containers wait for their first start without a reason."""
-    return all(_waits(c) and not c.get("lastState") for c in containers(pod))
-
-
-def _waits(container: Obj) -> bool:
-    waiting = (container.get("state") or {}).get("waiting")
-    return waiting is not None and waiting.get("reason", "") in NORMAL_WAITING_REASONS
+    states = [section(container, "state").get("waiting") for container in containers(pod)]
+    waits = all(state is not None and state.get("reason", "") in NORMAL_WAITING_REASONS for state in states)
+    return waits and not any(container.get("lastState") for container in containers(pod))
 
 
 def _probe(pod: Obj, container: Obj, events: Sequence[PodEvent]) -> Condition | None:
@@ -81,8 +78,7 @@ def _probe(pod: Obj, container: Obj, events: Sequence[PodEvent]) -> Condition | 
 def _ended(pod: Obj) -> Obj | None:
     """Returns the status of a container that was ended and has not started again, or None."""
     for container in containers(pod):
-        state, last = container.get("state") or {}, container.get("lastState") or {}
-        end = state.get("terminated") or last.get("terminated") or {}
+        end = section(container, "state", "terminated") or section(container, "lastState", "terminated")
         by_memory = end.get("reason") == "OOMKilled"
         if end.get("exitCode") in ON_REQUEST and not by_memory and not container.get("started"):
             return container

@@ -3,9 +3,8 @@
 import re
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
 
-from unmask_operator.objects import Obj, condition
+from unmask_operator.objects import Obj, condition, seconds, section
 from unmask_operator.render.ca_bundle import INIT_CONTAINER
 from unmask_operator.render.labels import MAIN
 from unmask_operator.render.workload import progress_deadline
@@ -30,7 +29,10 @@ def name(pod: Obj) -> str:
 
 def is_live(pod: Obj) -> bool:
     """Returns whether the pod is pending or running, and not terminating."""
-    return not pod["metadata"].get("deletionTimestamp") and _status(pod).get("phase") not in ("Failed", "Succeeded")
+    return not pod["metadata"].get("deletionTimestamp") and section(pod, "status").get("phase") not in (
+        "Failed",
+        "Succeeded",
+    )
 
 
 def is_ready(pod: Obj) -> bool:
@@ -49,14 +51,12 @@ def restarts(pod: Obj) -> int:
 
 def runs(pod: Obj) -> bool:
     """Returns whether the engine's container runs."""
-    return any("running" in (container.get("state") or {}) for container in _main(pod))
+    return any("running" in section(container, "state") for container in _main(pod))
 
 
 def started_at(pod: Obj) -> str | None:
     """Returns when the engine's container started, or None if it does not run."""
-    main = next(_main(pod), {})
-    started: str | None = ((main.get("state") or {}).get("running") or {}).get("startedAt")
-    return started
+    return section(next(_main(pod), {}), "state", "running").get("startedAt")
 
 
 def load_seconds(pod: Obj, now: datetime, reported: float = 0.0) -> float:
@@ -71,14 +71,10 @@ def load_seconds(pod: Obj, now: datetime, reported: float = 0.0) -> float:
     end = condition(pod, "Ready").get("lastTransitionTime") if is_ready(pod) else now.isoformat()
     if not (begin and end and is_scheduled(pod)) or trouble(pod):
         return 0.0
-    seconds = _seconds(begin, end)
+    load = seconds(begin, end)
     if reported and started:
-        seconds = min(seconds, reported + _seconds(begin, started))
-    return seconds if 0 < seconds <= progress_deadline(pod) else 0.0
-
-
-def _seconds(begin: str, end: str) -> float:
-    return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
+        load = min(load, reported + seconds(begin, started))
+    return load if 0 < load <= progress_deadline(pod) else 0.0
 
 
 def is_scheduled(pod: Obj) -> bool:
@@ -111,7 +107,7 @@ def trouble(pod: Obj) -> Condition | None:
     if not is_started(pod) and (lost := lost_node(pod)):
         return lost
     for container in containers(pod):
-        waiting = (container.get("state") or {}).get("waiting") or {}
+        waiting = section(container, "state", "waiting")
         end = _end(pod, container)
         if end is not None and not container.get("ready") and not container.get("started"):
             return end  # a container that has started again is healthy
@@ -122,13 +118,13 @@ def trouble(pod: Obj) -> Condition | None:
 
 def over(pod: Obj) -> Condition | None:
     """Returns why a pod has failed (evicted, refused by its node), or None."""
-    gone = _status(pod).get("phase") == "Failed" and not pod["metadata"].get("deletionTimestamp")
+    gone = section(pod, "status").get("phase") == "Failed" and not pod["metadata"].get("deletionTimestamp")
     return terminations.failed(pod) if gone else None
 
 
 def lost_node(pod: Obj) -> Condition | None:
     """Returns the condition for a pod whose node does not respond, or None."""
-    status, ready = _status(pod), condition(pod, "Ready")
+    status, ready = section(pod, "status"), condition(pod, "Ready")
     reasons = (status.get("reason"), ready.get("reason"))
     reason = next((str(reason) for reason in reasons if reason in _LOST), None)
     if reason is None and status.get("phase") != "Unknown":
@@ -139,7 +135,7 @@ def lost_node(pod: Obj) -> Condition | None:
 
 def silent_node(pod: Obj, reason: str, cause: str = "") -> Condition:
     """Returns the condition for a pod whose node does not respond."""
-    node = (pod.get("spec") or {}).get("nodeName")
+    node = section(pod, "spec").get("nodeName")
     fix = f"kubectl describe node {node} says why"
     return false(reason, f"node {node} of pod {name(pod)} does not answer{cause}; {fix}")
 
@@ -154,9 +150,9 @@ def deleted_from_lost_node(pod: Obj) -> str | None:
 
 def initializing(pod: Obj) -> str | None:
     """Returns a message for the init container of podTemplate that still runs, or None."""
-    for container in _status(pod).get("initContainerStatuses") or ():
+    for container in section(pod, "status").get("initContainerStatuses") or ():
         serves = container["name"] in restartable(pod) and container.get("started")
-        if "running" in (container.get("state") or {}) and not serves and container["name"] != INIT_CONTAINER:
+        if "running" in section(container, "state") and not serves and container["name"] != INIT_CONTAINER:
             progress = "started" if container["name"] in restartable(pod) else "finished"
             return f"init container {container['name']} of pod {name(pod)} has not {progress}"
     return None
@@ -164,24 +160,19 @@ def initializing(pod: Obj) -> str | None:
 
 def restartable(pod: Obj) -> set[str]:
     """Returns the names of the sidecars: init containers that keep running."""
-    containers = (pod.get("spec") or {}).get("initContainers") or ()
-    return {str(c["name"]) for c in containers if c.get("restartPolicy") == "Always"}
-
-
-def _status(pod: Obj) -> dict[str, Any]:
-    return pod.get("status") or {}
+    return {c["name"] for c in section(pod, "spec").get("initContainers") or () if c.get("restartPolicy") == "Always"}
 
 
 def _main(pod: Obj) -> Iterator[Obj]:
     """Yields the status of the engine's container if it exists."""
-    return (c for c in _status(pod).get("containerStatuses") or () if c["name"] == MAIN)
+    return (c for c in section(pod, "status").get("containerStatuses") or () if c["name"] == MAIN)
 
 
 def containers(pod: Obj) -> Iterator[Obj]:
     """Yields the status of each container, except completed init containers and Ready sidecars."""
-    status = _status(pod)
+    status = section(pod, "status")
     for container in status.get("initContainerStatuses") or ():
-        if container.get("ready") or ((container.get("state") or {}).get("terminated") or {}).get("exitCode") == 0:
+        if container.get("ready") or section(container, "state", "terminated").get("exitCode") == 0:
             continue
         yield container
     yield from status.get("containerStatuses") or ()
@@ -199,14 +190,10 @@ def _waiting(container: Obj, waiting: Obj) -> Condition:
 
 def _end(pod: Obj, container: Obj) -> Condition | None:
     """Returns how the container last ended. A restart loop gives the same result while it runs and while it waits."""
-    state, last = container.get("state") or {}, container.get("lastState") or {}
-    end = state.get("terminated") or last.get("terminated")
-    if not end or (state.get("waiting") or {}).get("reason", "CrashLoopBackOff") not in (
-        *_RESTARTING,
-        *NORMAL_WAITING_REASONS,
-    ):
-        return None
-    return terminations.ended(pod, container, end)
+    end = section(container, "state", "terminated") or section(container, "lastState", "terminated")
+    waits_for = section(container, "state", "waiting").get("reason", "CrashLoopBackOff")
+    restarts = waits_for in (*_RESTARTING, *NORMAL_WAITING_REASONS)
+    return terminations.ended(pod, container, end) if end and restarts else None
 
 
 def unready(pod: Obj) -> Condition | None:
@@ -231,16 +218,16 @@ def unready(pod: Obj) -> Condition | None:
 def _describe_containers(pod: Obj, names: list[str]) -> str:
     verb = "container {} of pod {} is" if len(names) == 1 else "containers {} of pod {} are"
     subject = f"{verb.format(', '.join(names), name(pod))} not Ready"
-    status = pod.get("status") or {}
+    status = section(pod, "status")
     containers = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
-    ends = {c["name"]: (c, (c.get("lastState") or {}).get("terminated")) for c in containers if c["name"] in names}
+    ends = {c["name"]: (c, section(c, "lastState", "terminated")) for c in containers if c["name"] in names}
     known = [terminations.ended(pod, container, end).message for container, end in ends.values() if end]
     return f"{subject}; {'; '.join(known) or f'kubectl describe pod {name(pod)} says why'}"
 
 
 def _unready_containers(pod: Obj) -> list[str]:
     """Returns the names of containers and sidecars that are not Ready."""
-    status = pod.get("status") or {}
+    status = section(pod, "status")
     sidecars = [c for c in status.get("initContainerStatuses") or () if c["name"] in restartable(pod)]
     containers = [*(status.get("containerStatuses") or ()), *sidecars]
     if names := [str(c["name"]) for c in containers if not c.get("ready")]:
@@ -255,7 +242,7 @@ def _unready_containers(pod: Obj) -> list[str]:
 def _pending_conditions(pod: Obj) -> str:
     """Returns the conditions of spec.readinessGates that are not True, each with its reason and message."""
     described = []
-    for entry in (pod.get("spec") or {}).get("readinessGates") or ():
+    for entry in section(pod, "spec").get("readinessGates") or ():
         kind = str(entry.get("conditionType"))
         found = condition(pod, kind)
         if not found:
@@ -272,7 +259,7 @@ def _by_ready_condition(pod: Obj) -> Condition | None:
         return None
     if why := ": ".join(str(ready[member]) for member in ("reason", "message") if ready.get(member)):
         return false(str(ready.get("reason") or "PodNotReady"), f"pod {name(pod)} is not Ready: {why}")
-    if containers.get("status") != "False" and (pod.get("spec") or {}).get("nodeName"):
+    if containers.get("status") != "False" and section(pod, "spec").get("nodeName"):
         # The node lifecycle controller sets Ready to False and leaves reason and message empty.
         return silent_node(pod, "NodeNotReady")
     return None

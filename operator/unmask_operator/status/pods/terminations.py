@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Collection, Iterable, Iterator
 
-from unmask_operator.objects import Obj, condition
+from unmask_operator.objects import Obj, condition, section
 from unmask_operator.render.ca_bundle import INIT_CONTAINER
 from unmask_operator.render.labels import MAIN, all_containers
 from unmask_operator.status.condition import Condition, false
@@ -25,9 +25,8 @@ _VOLUME_FIELDS = {"model-cache": "spec.modelCache.emptyDir.sizeLimit", "shm": "s
 
 def container_path(pod: Obj, name: str) -> str:
     """Returns the path of a container in the resource's podTemplate."""
-    initializing = [*(_spec(pod).get("initContainers") or ())]
-    initializing += (pod.get("status") or {}).get("initContainerStatuses") or ()
-    kind = "initContainers" if any(c["name"] == name for c in initializing) else "containers"
+    spec, status = section(pod, "spec").get("initContainers"), section(pod, "status").get("initContainerStatuses")
+    kind = "initContainers" if any(c["name"] == name for c in (*(spec or ()), *(status or ()))) else "containers"
     return f"{POD_SPEC}.{kind}[name={name}]"
 
 
@@ -53,15 +52,15 @@ def ended(pod: Obj, container: Obj, end: Obj) -> Condition:
 
 def failed(pod: Obj) -> Condition:
     """Returns the condition for a pod in phase Failed."""
-    status = pod.get("status") or {}
+    status = section(pod, "status")
     disruption = condition(pod, "DisruptionTarget")
-    ends = ((c.get("state") or {}).get("terminated") or {} for c in status.get("containerStatuses") or ())
+    ends = (section(c, "state", "terminated") for c in status.get("containerStatuses") or ())
     end: Obj = next((end for end in ends if str(end.get("reason") or "") not in _ORDINARY_REASONS), {})
     reason = str(status.get("reason") or end.get("reason") or "PodFailed")
     message = str(status.get("message") or disruption.get("message") or end.get("message") or "")
-    fix = _fix_eviction(pod, message) if reason == "Evicted" else None
-    if reason == "DeadlineExceeded":
-        fix = f"remove {POD_SPEC}.activeDeadlineSeconds"
+    fix = f"remove {POD_SPEC}.activeDeadlineSeconds" if reason == "DeadlineExceeded" else None
+    if reason == "Evicted":
+        fix = _fix_eviction(pod, message)
     sentence = f"pod {pod['metadata']['name']} failed: {message or reason}"
     return false(reason, f"{sentence.rstrip('. ')}; {fix}" if fix else sentence)
 
@@ -83,7 +82,7 @@ def departures(pods: Iterable[Obj], told: Collection[str]) -> Iterator[Event]:
         if _has_failed(pod):
             yield Event("Warning", cause.reason, cause.message)
         else:
-            reason, node = str(disruption.get("reason") or "Disrupted"), (pod.get("spec") or {}).get("nodeName")
+            reason, node = str(disruption.get("reason") or "Disrupted"), section(pod, "spec").get("nodeName")
             kind = "Normal" if reason == "EvictionByEvictionAPI" else "Warning"
             yield Event(
                 kind, reason, f"pod {pod['metadata']['name']} leaves node {node}: {disruption.get('message') or reason}"
@@ -97,7 +96,7 @@ def preempted(pods: Iterable[Obj]) -> str:
 
 
 def _has_failed(pod: Obj) -> bool:
-    return (pod.get("status") or {}).get("phase") == "Failed"
+    return section(pod, "status").get("phase") == "Failed"
 
 
 def _disruption(pod: Obj) -> Obj:
@@ -107,13 +106,13 @@ def _disruption(pod: Obj) -> Obj:
 
 def _out_of_memory(pod: Obj, name: str) -> str:
     path = _resources_path(pod, name)
-    found = next((c for c in all_containers(_spec(pod)) if c["name"] == name), None)
-    if found is None or _memory_limit(found):
+    found = next((c for c in all_containers(section(pod, "spec")) if c["name"] == name), None)
+    if found is None or "memory" in section(found, "resources", "limits"):
         return f"container {name} was killed for using more memory than its limit; raise {path}.limits.memory"
-    if _memory_limit(_spec(pod)):
+    if "memory" in section(pod, "spec", "resources", "limits"):
         limit = f"{POD_SPEC}.resources.limits.memory"
         return f"container {name} was killed because the pod used more memory than its limit; raise {limit}"
-    node = _spec(pod).get("nodeName")
+    node = section(pod, "spec").get("nodeName")
     return (
         f"container {name} was killed because node {node} ran out of memory, and it has no memory limit; set "
         f"{path}.requests.memory to the memory that it needs, or use a node with more memory"
@@ -145,19 +144,6 @@ def _resources_path(pod: Obj, name: str) -> str:
     return "spec.resources" if name in (MAIN, INIT_CONTAINER) else f"{container_path(pod, name)}.resources"
 
 
-def _memory_limit(obj: Obj) -> object:
-    return ((obj.get("resources") or {}).get("limits") or {}).get("memory")
-
-
-def _spec(pod: Obj) -> Obj:
-    return pod.get("spec") or {}
-
-
 def _signal_name(code: object) -> str | None:
     """Returns the name of the signal for an exit code of 128 + number, or None."""
-    if not isinstance(code, int) or code <= 128:
-        return None
-    try:
-        return signal.Signals(code - 128).name
-    except ValueError:
-        return None
+    return next((one.name for one in signal.Signals if code == 128 + one), None)
