@@ -53,20 +53,13 @@ class Metrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yields the metrics computed at scrape time: resources, conditions, the queue's length, the cache's age."""
         resources = list(self._cache.resources())
-        yield GaugeMetricFamily("unmask_operator_services", "Resources in the cache.", value=len(resources))
-        by_condition = GaugeMetricFamily(
-            "unmask_operator_service_conditions", "Resources by condition.", labels=["type", "status", "reason"]
-        )
-        each = GaugeMetricFamily(
-            "unmask_operator_service_condition",
-            "1 while a condition of a resource is True, else 0.",
-            labels=["namespace", "name", "type"],
-        )
-        stopped = GaugeMetricFamily(
-            "unmask_operator_service_stopped",
-            "1 while a resource serves nothing because it is suspended or has 0 replicas, else 0.",
-            labels=["namespace", "name"],
-        )
+        total = _family("services", "Resources in the cache.")
+        total.add_metric([], len(resources))
+        by_condition = _family("service_conditions", "Resources by condition.", "type", "status", "reason")
+        text = "1 while a condition of a resource is True, else 0."
+        each = _family("service_condition", text, "namespace", "name", "type")
+        text = "1 while a resource serves nothing because it is suspended or has 0 replicas, else 0."
+        stopped = _family("service_stopped", text, "namespace", "name")
         tally: Tally[tuple[str, str, str]] = Tally()
         for key, resource in resources:
             conditions = (resource.get("status") or {}).get("conditions") or ()
@@ -78,13 +71,13 @@ class Metrics(Collector):
             stopped.add_metric([*key], float(on_purpose))
         for labels, count in sorted(tally.items()):
             by_condition.add_metric(list(labels), count)
-        yield from (by_condition, each, stopped)
-        yield GaugeMetricFamily("unmask_operator_queue_length", "Resources in the work queue.", value=self._waiting())
-        age = GaugeMetricFamily(
-            "unmask_operator_watch_age_seconds",
-            "Time since a kind was listed or an event of it arrived.",
-            labels=["kind"],
-        )
+        waiting = _family("queue_length", "Resources in the work queue.")
+        waiting.add_metric([], self._waiting())
+        age = _family("watch_age_seconds", "Time since a kind was listed or an event of it arrived.", "kind")
         for api, seconds in sorted(self._cache.ages().items()):
             age.add_metric([api.rpartition("/")[2]], seconds)
-        yield age
+        yield from (total, by_condition, each, stopped, waiting, age)
+
+
+def _family(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{_NAMESPACE}_{name}", text, labels=labels)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import EVENTS
-from unmask_operator.objects import Key, Obj
+from unmask_operator.objects import Key, Obj, section
 from unmask_operator.plan.observed import PodEvent
 from unmask_operator.status.pods.event_messages import is_silent
 
@@ -58,31 +58,18 @@ class PodEvents:
 
 def in_order(events: Iterable[Obj]) -> tuple[PodEvent, ...]:
     """Returns the Events about the node and volumes, sorted by the time they were last seen, oldest first."""
-    return tuple(
-        PodEvent(
-            str(event.get("reason") or ""),
-            str(event.get("note") or ""),
-            event.get("type") == "Warning",
-            _container(event),
-        )
-        for event in sorted(events, key=_last_seen)
-        if _reporter(event) in REPORTERS
-    )
-
-
-def _container(event: Obj) -> str:
-    """Returns the container of a field path such as ``spec.containers{main}``, or ""."""
-    path = str((event.get("regarding") or {}).get("fieldPath") or "")
-    return path.partition("{")[2].removesuffix("}")
-
-
-def _reporter(event: Obj) -> str:
-    source = event.get("deprecatedSource") or {}
-    return str(event.get("reportingController") or source.get("component") or "")
+    found = []
+    for event in sorted(events, key=_last_seen):
+        reporter = event.get("reportingController") or section(event, "deprecatedSource").get("component")
+        if reporter in REPORTERS:
+            reason, note = (str(event.get(member) or "") for member in ("reason", "note"))
+            path = str(section(event, "regarding").get("fieldPath") or "")  # such as spec.containers{main}
+            container = path.partition("{")[2].removesuffix("}")
+            found.append(PodEvent(reason, note, event.get("type") == "Warning", container))
+    return tuple(found)
 
 
 def _last_seen(event: Obj) -> str:
     """Returns the time as text. Its order is that of the times, to the second."""
-    series = event.get("series") or {}
-    times = (series.get("lastObservedTime"), event.get("deprecatedLastTimestamp"), event.get("eventTime"))
-    return next((str(at) for at in times if at), "")
+    series = section(event, "series").get("lastObservedTime")
+    return str(series or event.get("deprecatedLastTimestamp") or event.get("eventTime") or "")

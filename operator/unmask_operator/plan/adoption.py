@@ -14,14 +14,13 @@ from unmask_operator.objects import (
     FIELD_MANAGER,
     KIND,
     SERVICE_LABEL,
-    TEMPLATE_LABEL,
     Obj,
     Ref,
     controller_uid,
     section,
 )
 from unmask_operator.plan.observed import Observed
-from unmask_operator.render.labels import is_own
+from unmask_operator.render.labels import is_own, template_digest
 from unmask_operator.render.revision import Revision, recorded_spec, running_revision
 from unmask_operator.settings import Settings
 
@@ -72,10 +71,5 @@ def adopted_revision(observed: Observed, settings: Settings) -> Revision | None:
     revision = running_revision(1, {**template, "metadata": metadata})
     revision = replace(revision, spec=recorded_spec(section(resource, "spec")))
     fresh = revision.rendered(resource["metadata"], settings)
-    same = fresh is not None and _digest(fresh.template) == _digest(template)
+    same = fresh is not None and template_digest(fresh.template) == template_digest(template)
     return replace(revision, rendered_pod=fresh) if same and fresh else revision
-
-
-def _digest(template: Mapping[str, Any]) -> str | None:
-    found = (template["metadata"].get("labels") or {}).get(TEMPLATE_LABEL)
-    return None if found is None else str(found)

@@ -246,12 +246,9 @@ def _conflicts(children: Sequence[Obj], observed: Observed, uid: str) -> list[Pr
     foreign = [f"{c['kind']} {c['metadata']['name']}" for c in children if _is_foreign(c, observed, uid)]
     if not foreign:
         return []
-    names, them = ", ".join(foreign), "it" if len(foreign) == 1 else "them"
-    verb = "exists and is" if len(foreign) == 1 else "exist and are"
-    sentence = (
-        f"{names} {verb} not controlled by this resource; {_adoption(children, observed)}delete {them}, or rename this "
-        "resource"
-    )
+    verb, them = ("exists and is", "it") if len(foreign) == 1 else ("exist and are", "them")
+    fix = f"{_adoption(children, observed)}delete {them}, or rename this resource"
+    sentence = f"{', '.join(foreign)} {verb} not controlled by this resource; {fix}"
     return [Problem("Accepted", "NameConflict", sentence)]
 
 
@@ -259,11 +256,8 @@ def _adoption(children: Sequence[Obj], observed: Observed) -> str:
     """Returns the part of the message about adoption; "" if no object can be adopted."""
     if observed.not_adopted:
         ref, reason = min(observed.not_adopted.items())
-        grant = (
-            "; if the operator lacks the right to delete, set rbac.adoption of the chart"
-            if "forbidden" in reason
-            else ""
-        )
+        hint = "; if the operator lacks the right to delete, set rbac.adoption of the chart"
+        grant = hint if "forbidden" in reason else ""
         return f"the API server rejected the adoption of {ref.kind} {ref.name} ({reason}){grant}; "
     present = filter(None, (observed.children.get(Ref.of(child)) for child in children))
     if any(is_orphan(live, observed.name) for live in present):
@@ -284,11 +278,10 @@ def _superfluous(
     """
     planned = {Ref.of(child) for child in children} | ({*fetch.keep} - {*fetch.delete} if fetch else set())
     stay = {("ControllerRevision", revision_name(resource.name, number)) for number in revisions_to_keep(newest_first)}
-    retained = [revision for revision in newest_first if isinstance(revision, Revision)]
-    for revision in retained:
-        stay |= {("ResourceClaimTemplate", name) for name in templates_of(revision.rendered_pod.template)}
-    templates = [revision.rendered_pod.template for revision in newest_first[:1] if isinstance(revision, Revision)]
-    if any(map(follows, (*templates, *observed.pods))):  # even if the section cannot be read
+    retained = [one.rendered_pod.template for one in newest_first if isinstance(one, Revision)]
+    stay |= {("ResourceClaimTemplate", name) for template in retained for name in templates_of(template)}
+    newest = [one.rendered_pod.template for one in newest_first[:1] if isinstance(one, Revision)]
+    if any(map(follows, (*newest, *observed.pods))):  # even if the section cannot be read
         stay.add(("ConfigMap", adapters_config(resource.name)))
     left = _kinds_left(resource)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService
-from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, Obj, Ref
+from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, TEMPLATE_LABEL, Obj, Ref, section
 
 PORT = 8000  # the runtime's HTTP port
 PORT_NAME = "http"  # name of the container port; Service and PodMonitor refer to it
@@ -75,24 +75,21 @@ def revision_name(name: str, number: int) -> str:
     return f"{name}-r{number}"
 
 
+# Names of the children of a resource, by kind: what follows the resource's name. Others have `engine_name`.
+_SUFFIXES = {
+    **dict.fromkeys(("Deployment", "Service", "HTTPRoute", "InferencePool"), ""),
+    "ConfigMap": "-(model|adapters)",
+    "EndpointSlice": "-activator(-ipv6)?",
+    "ResourceClaimTemplate": "-gpu-[0-9a-f]{8}",
+    "PersistentVolumeClaim": "-models",
+    "Job": "-fetch-[0-9a-f]{8}",
+    "ControllerRevision": "-r[1-9][0-9]*",
+}
+
+
 def is_own(ref: Ref, name: str) -> bool:
     """Returns whether the resource `name` can have a child of this kind and name."""
-    match ref.kind:
-        case "Deployment" | "Service" | "HTTPRoute" | "InferencePool":
-            return ref.name == name
-        case "ConfigMap":
-            return ref.name in (model_config(name), adapters_config(name))
-        case "EndpointSlice":
-            return ref.name.removesuffix("-ipv6") == activator_slice(name)
-        case "ResourceClaimTemplate":
-            return re.fullmatch(rf"{re.escape(name)}-gpu-[0-9a-f]{{8}}", ref.name) is not None
-        case "PersistentVolumeClaim":
-            return ref.name == claim_name(name)
-        case "Job":
-            return re.fullmatch(re.escape(fetch_name(name, "")) + "[0-9a-f]{8}", ref.name) is not None
-        case "ControllerRevision":
-            return re.fullmatch(rf"{re.escape(name)}-r[1-9][0-9]*", ref.name) is not None
-    return ref.name == engine_name(name)
+    return re.fullmatch(re.escape(name) + _SUFFIXES.get(ref.kind, "-engine"), ref.name) is not None
 
 
 def url(host: str, port: int = 80) -> str:
@@ -118,6 +115,12 @@ def annotate(made: Obj, annotations: Mapping[str, str]) -> None:
     """Adds the annotations of a section to a child. They override common annotations."""
     if annotations:
         made["metadata"]["annotations"] = {**made["metadata"].get("annotations", {}), **annotations}
+
+
+def template_digest(obj: Mapping[str, Any]) -> str | None:
+    """Returns the digest of the template that a pod is made from, or of a template; None without one."""
+    digest = section(obj, "metadata", "labels").get(TEMPLATE_LABEL)
+    return None if digest is None else str(digest)
 
 
 def pod_url(address: str, path: str, port: int = PORT) -> str:

@@ -2,10 +2,10 @@
 
 from collections import defaultdict
 
-from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref
+from unmask_operator.objects import Obj, Ref, section
 from unmask_operator.plan.observed import FieldConflict, Observed
 from unmask_operator.plan.plan import Plan, Problem
-from unmask_operator.render.labels import MAIN, all_containers
+from unmask_operator.render.labels import MAIN, all_containers, template_digest
 from unmask_operator.status.condition import few
 from unmask_operator.status.messages import MESSAGES
 
@@ -41,7 +41,7 @@ def pods_sentence(pods: tuple[Obj, ...], deployment: Obj, plan: Plan) -> str:
 
     Admission may change pods and the Deployment's template. Other clients may add containers to the template.
     """
-    live = (deployment.get("spec") or {}).get("template") or {}
+    live = section(deployment, "spec", "template")
     changes = pod_changes((live, *pods), planned_template(plan) or live)
     if not changes:
         return "the pods match the template that this operator renders"
@@ -54,7 +54,7 @@ def pods_sentence(pods: tuple[Obj, ...], deployment: Obj, plan: Plan) -> str:
 def planned_template(plan: Plan) -> Obj:
     """Returns the pod template of the planned Deployment, or {}."""
     planned = next((child for child in plan.children if child["kind"] == "Deployment"), {})
-    return (planned.get("spec") or {}).get("template") or {}
+    return section(planned, "spec", "template")
 
 
 def pod_changes(pods: tuple[Obj, ...], template: Obj) -> list[str]:
@@ -86,14 +86,9 @@ def running_image(pods: tuple[Obj, ...], template: Obj) -> str | None:
 
 def is_of(pod: Obj, template: Obj) -> bool:
     """Returns whether a pod is made from a template: both have the same digest as a label."""
-    return _digest(pod) == _digest(template)
-
-
-def _digest(obj: Obj) -> str | None:
-    label = ((obj.get("metadata") or {}).get("labels") or {}).get(TEMPLATE_LABEL)
-    return str(label) if label is not None else None
+    return template_digest(pod) == template_digest(template)
 
 
 def _containers(pod: Obj) -> dict[str, str]:
     """Returns the images by container name, including init containers."""
-    return {str(c["name"]): str(c.get("image") or "") for c in all_containers(pod.get("spec") or {})}
+    return {str(c["name"]): str(c.get("image") or "") for c in all_containers(section(pod, "spec"))}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from unmask_operator.api.service import without_nulls
-from unmask_operator.objects import TEMPLATE_LABEL, Obj, condition, number, section
+from unmask_operator.objects import Obj, condition, number, section
 from unmask_operator.plan.autoscaling import leads_to_activator
 from unmask_operator.plan.observed import Load, Observed
 from unmask_operator.plan.plan import Plan, Problem
@@ -167,8 +167,7 @@ def _current(pods: tuple[Obj, ...], deployment: Obj) -> tuple[Obj, ...]:
     set back to an earlier one reuses the pods of that template.
     """
     template = section(deployment, "spec", "template")
-    label = section(template, "metadata", "labels").get(TEMPLATE_LABEL)
-    return tuple(pod for pod in pods if section(pod["metadata"], "labels").get(TEMPLATE_LABEL) == label) or pods
+    return tuple(pod for pod in pods if admission.is_of(pod, template)) or pods
 
 
 def _trouble(observed: Observed, newest_first: list[Obj], pods: tuple[Obj, ...]) -> Condition | None:
