@@ -12,7 +12,7 @@ from unmask_operator.autoscaler.idle import Routing
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import ENDPOINT_SLICES
-from unmask_operator.objects import Key, Obj, Ref, section
+from unmask_operator.objects import Key, Obj, Ref, number, section
 from unmask_operator.plan.observed import Activator
 from unmask_operator.render.autoscaling import SERVICE_OF_SLICE
 from unmask_operator.render.labels import is_own
@@ -86,9 +86,7 @@ class Activators:
         listed, _ = await self.client.list(ENDPOINT_SLICES, self.settings.namespace, selector)
         endpoints = [endpoint for one in listed for endpoint in one.get("endpoints") or ()]
         ready = [one for one in endpoints if section(one, "conditions").get("ready") is not False]
-        self._addresses = {
-            str(address): str(one.get("nodeName") or "") for one in ready for address in one["addresses"]
-        }
+        self._addresses = {address: one.get("nodeName") or "" for one in ready for address in one["addresses"]}
         if self._addresses or self._ready_at is None:
             self._ready_at = self.clock()
 
@@ -108,5 +106,4 @@ def scales_to_zero(resource: Obj) -> bool:
 
 def port_of(resource: Obj) -> int:
     """Returns the port in the status; 0 without one."""
-    port = section(resource, "status", "autoscaling").get("activatorPort")
-    return port if isinstance(port, int) else 0
+    return number(section(resource, "status", "autoscaling"), "activatorPort")

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import EVENTS
-from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND, Key, Obj
+from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND, Key, Obj, seconds
 from unmask_operator.status.limits import EVENT_NOTE_LENGTH, EVENT_REASON_LENGTH, valid_bytes, valid_reason
 from unmask_operator.status.transitions import Event
 
@@ -52,7 +52,7 @@ class EventRecorder:
 
     def _take(self, now: datetime) -> bool:
         """Returns whether an Event may be written, and counts it."""
-        regained = (now - self._refilled).total_seconds() / REFILL_SECONDS
+        regained = seconds(self._refilled, now) / REFILL_SECONDS
         self._tokens, self._refilled = min(BURST, self._tokens + regained), now
         if self._tokens < 1:
             return False

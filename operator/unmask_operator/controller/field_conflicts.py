@@ -12,17 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unmask_operator.objects import FIELD_MANAGER, Obj, Ref, digest
-from unmask_operator.plan.drift import (
-    FieldPath,
-    ListKey,
-    applied_digest,
-    content,
-    differences,
-    differs,
-    field_name,
-    replaced,
-    written_form,
-)
+from unmask_operator.plan import drift
+from unmask_operator.plan.drift import FieldPath, ListKey
 from unmask_operator.plan.observed import FieldConflict
 
 REPAIRS = 3  # repairs of one child within WINDOW_SECONDS that make a conflict
@@ -97,7 +88,7 @@ class FieldConflicts:
         for ref, one in known.items():
             if not one.repairs:
                 continue  # true of most children, which would be slow to compare in each reconcile
-            changed = ref not in live or self.differs(written_form(desired[ref]), live[ref])
+            changed = ref not in live or self.differs(drift.written_form(desired[ref]), live[ref])
             if changed and not one.changed:
                 one.reaction = max(one.reaction, now - one.written)
             one.changed = changed
@@ -106,21 +97,21 @@ class FieldConflicts:
 
     def differs(self, child: Obj, live: Obj) -> bool:
         """Returns whether the live object lacks a part of the child, unless a dry run has changed nothing."""
-        if not differs(child, live):
+        if not drift.differs(child, live):
             return False
         one = self._of(child)
         is_over = bool(one.replaced) and self._clock() >= one.tried + TRIAL_SECONDS
-        return is_over or one.trial != (_digest(child), digest(content(live)))
+        return is_over or one.trial != (_digest(child), digest(drift.content(live)))
 
     def note_trial(self, child: Obj, answer: Obj) -> None:
         """Records the answer to a write, or to a dry run that changed nothing."""
         one = self._children.setdefault(Ref.of(child), _Child())
-        one.trial, one.tried = (_digest(child), digest(content(answer))), self._clock()
-        one.replaced = replaced(child, answer)
+        one.trial, one.tried = (_digest(child), digest(drift.content(answer))), self._clock()
+        one.replaced = drift.replaced(child, answer)
 
     def was_written(self, child: Obj, live: Obj) -> bool:
         """Returns whether this form of the child was written before, so that a difference is not an edit."""
-        return _digest(child) in (self._of(child).form, applied_digest(live))
+        return _digest(child) in (self._of(child).form, drift.applied_digest(live))
 
     def is_held(self, child: Obj, live: Obj) -> bool:
         """Returns whether to skip the write of a child: its conflict pause has not ended.
@@ -137,15 +128,15 @@ class FieldConflicts:
     def note_managers(self, child: Obj, live: Obj) -> None:
         """Records the other field manager, from the `managedFields` of the live object on the API server."""
         one = self._children[Ref.of(child)]
-        found = filter(None, (other_manager(live, path) for path in differences(child, live)))
+        found = filter(None, (other_manager(live, path) for path in drift.differences(child, live)))
         one.manager = next(found, one.manager)
 
     def note_write(self, child: Obj, live: Obj | None, answer: Obj) -> None:
         """Records a write of a child. `live` is the object before it; None if it was created."""
         one, form = self._of(child), _digest(child)
         is_repair = one.form == form if live is None else self.was_written(child, live)
-        self._note(Ref.of(child), form, list(differences(child, live)) if live else [], is_repair)
-        if differs(child, answer):
+        self._note(Ref.of(child), form, list(drift.differences(child, live)) if live else [], is_repair)
+        if drift.differs(child, answer):
             self.note_trial(child, answer)
 
     def note_delete(self, ref: Ref) -> None:
@@ -167,9 +158,9 @@ class FieldConflicts:
         """Returns the conflicts of the resource."""
         found = []
         for ref, one in sorted(self._children.items()):
-            names = sorted(map(field_name, one.fields)) or [""]
+            names = sorted(map(drift.field_name, one.fields)) or [""]
             found += [FieldConflict(ref, name, one.manager) for name in names if one.pause]
-            found += [FieldConflict(ref, field_name(path), "", by_admission=True) for path in one.replaced]
+            found += [FieldConflict(ref, drift.field_name(path), "", by_admission=True) for path in one.replaced]
         return found
 
     def next_check(self) -> float | None:
@@ -195,7 +186,7 @@ class FieldConflicts:
 
 
 def _digest(child: Obj) -> str:
-    return applied_digest(child) or digest(child)
+    return drift.applied_digest(child) or digest(child)
 
 
 def _scale_form(replicas: int) -> str:
@@ -234,9 +225,5 @@ def _owns(fields: Mapping[str, Any], path: FieldPath) -> bool:
 def _matches(name: str, part: str | ListKey) -> bool:
     if isinstance(part, str):
         return name == f"f:{part}"
-    if not name.startswith("k:"):
-        return False
-    try:
-        return bool(json.loads(name[2:]).get(part.member) == part.value)
-    except (ValueError, AttributeError):
-        return False
+    key = json.loads(name[2:]) if name.startswith("k:") else {}
+    return bool(key.get(part.member) == part.value)

@@ -11,7 +11,7 @@ from unmask_operator.kube.cache import owner_key
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import NODES
-from unmask_operator.objects import Key, Obj, condition
+from unmask_operator.objects import Key, Obj, condition, section
 from unmask_operator.plan.plan import NODES_SECONDS
 from unmask_operator.status.pods.pod_status import unschedulable as pod_unschedulable
 
@@ -70,10 +70,9 @@ def slim(node: Obj) -> Obj:
 
     The names of images are the largest part of a node and are left out.
     """
-    labels = {sys.intern(name): value for name, value in (node["metadata"].get("labels") or {}).items()}
-    status, spec = node.get("status") or {}, node.get("spec") or {}
-    allocatable = status.get("allocatable") or {}
-    devices = {sys.intern(name): value for name, value in allocatable.items() if "/" in name}
+    labels = {sys.intern(name): value for name, value in section(node, "metadata", "labels").items()}
+    status, spec = section(node, "status"), section(node, "spec")
+    devices = {sys.intern(name): value for name, value in section(status, "allocatable").items() if "/" in name}
     meta = {"name": node["metadata"]["name"], "labels": labels}
     slimmed: Obj = {"apiVersion": "v1", "kind": "Node", "metadata": meta, "status": {"allocatable": devices}}
     if not_ready := [c for c in status.get("conditions") or () if c["type"] == "Ready" and c["status"] != "True"]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from unmask_operator.objects import FIELD_MANAGER, Obj
+from unmask_operator.objects import FIELD_MANAGER, Obj, section
 from unmask_operator.plan.scalers import WINDOW, owners
 
 RECENT = timedelta(minutes=1)
@@ -72,7 +72,7 @@ class ManifestWrites:
 
     def observe(self, resource: Obj, now: datetime) -> str:
         """Returns the field manager that has overwritten the autoscaler `CONTESTED` times within `WINDOW`, or ""."""
-        if not (resource.get("spec") or {}).get("autoscaling"):
+        if not section(resource, "spec").get("autoscaling"):
             self._times = []
             return ""
         times = [one for one in self._times if now - one[2] < WINDOW]

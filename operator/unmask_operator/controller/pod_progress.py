@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from unmask_operator.objects import Key, Obj
+from unmask_operator.objects import Key, Obj, section
 from unmask_operator.plan.observed import Adapter, Load
 from unmask_operator.pod_http import PODS_AT_ONCE, PODS_PER_SERVICE, get_text
 from unmask_operator.render.adapters import follows
@@ -85,13 +85,10 @@ class PodProgress:
                     report = await startup(session, pod["status"]["podIP"], self.port, expected, self._parsing)
             except TimeoutError:  # other pods of the service were slow
                 return None
-            pause = (
-                min(2 * pause, LONGEST_SECONDS)
-                if report is None
-                else next_poll(report, expected)
-                if is_ready(pod)
-                else 0.0
-            )
+            if report is None:
+                pause = min(2 * pause, LONGEST_SECONDS)
+            else:
+                pause = next_poll(report, expected) if is_ready(pod) else 0.0
             if pause:
                 due[mark] = self.clock() + pause, pause
             return report
@@ -190,5 +187,5 @@ def is_loading(pod: Obj) -> bool:
 
 
 def runs(pod: Obj) -> bool:
-    status = pod.get("status") or {}
+    status = section(pod, "status")
     return is_live(pod) and status.get("phase") == "Running" and bool(status.get("podIP"))

@@ -7,30 +7,17 @@ import asyncio
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from unmask_operator.controller.event_handler import EventHandler
+from unmask_operator.kube import kinds
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import (
-    CACHED,
-    CLAIMS,
-    DLMS,
-    ENDPOINT_SLICES,
-    GRANTED,
-    HTTP_ROUTES,
-    JOBS,
-    OPTIONAL,
-    PODS,
-    REVISIONS,
-    ApiKind,
-    kind_of,
-)
+from unmask_operator.kube.kinds import ApiKind
 from unmask_operator.metrics import Metrics
-from unmask_operator.objects import SERVICE_LABEL, Key, Obj
+from unmask_operator.objects import SERVICE_LABEL, Key, Obj, section
 from unmask_operator.plan.optional_kinds import MISSING_CRD
 from unmask_operator.render.autoscaling import OWN_SLICES
 from unmask_operator.settings import Settings
@@ -39,7 +26,7 @@ from unmask_operator.status.conditions.route_ready import WAITING
 
 # A namespace is synced once these were listed in it. If a child of another kind is missing from the cache, its create
 # fails and it is read. Without revisions, pods would be created from a new template.
-NEEDED = {DLMS, PODS, REVISIONS, kind_of("apps/v1", "Deployment")}
+NEEDED = {kinds.DLMS, kinds.PODS, kinds.REVISIONS, kinds.kind_of("apps/v1", "Deployment")}
 LISTS_AT_ONCE = 2  # each holds a page in memory
 PERIOD_SECONDS = 600.0  # between two lists of a kind
 AFTER_KOPF_SECONDS = 30.0  # from a list by kopf, which reports no deletions, to the next list by the resync
@@ -82,11 +69,12 @@ class Resync:
         self._synced: set[str | None] = set()  # namespaces that were synced once; None: all namespaces
         self.synced = asyncio.Event()  # set once all lists were tried and a namespace is synced
         self.apis: frozenset[str] = frozenset()  # the kinds of OPTIONAL that the API server serves (ApiKind.api)
-        selectors = {DLMS: ",".join(settings.watch_selector), ENDPOINT_SLICES: f"{SERVICE_LABEL},{OWN_SLICES}"}
+        selectors = {kinds.DLMS: ",".join(settings.watch_selector)}
+        selectors[kinds.ENDPOINT_SLICES] = f"{SERVICE_LABEL},{OWN_SLICES}"
         self._sources = {
             kind.path(namespace): Source(kind, namespace, selectors.get(kind, SERVICE_LABEL))
-            for kind in (*CACHED, *((JOBS, CLAIMS) if settings.model_cache else ()))
-            if kind not in GRANTED or getattr(settings, GRANTED[kind])
+            for kind in (*kinds.CACHED, *((kinds.JOBS, kinds.CLAIMS) if settings.model_cache else ()))
+            if kind not in kinds.GRANTED or getattr(settings, kinds.GRANTED[kind])
             for namespace in settings.watch_namespaces or (None,)
         }
 
@@ -123,17 +111,19 @@ class Resync:
         """Returns the current pause between two lists, in seconds."""
         if source.failures:
             return min(2.0 ** (source.failures - 1), LONGEST_RETRY_SECONDS)
-        if source.kind not in OPTIONAL:
+        if source.kind not in kinds.OPTIONAL:
             return PERIOD_SECONDS
         if source.kind.api not in self.apis:
-            return DISCOVERY_SECONDS if self._any_resource(lacks_crd) else PERIOD_SECONDS
+            return DISCOVERY_SECONDS if self._is_reported(MISSING_CRD) else PERIOD_SECONDS
         if not self._cache.holds(source.kind):
             return PERIOD_SECONDS
-        waits = source.kind is HTTP_ROUTES and self._any_resource(awaits_gateway)
+        waits = source.kind is kinds.HTTP_ROUTES and self._is_reported(WAITING, ROUTE_READY)
         return DISCOVERY_SECONDS if waits else OPTIONAL_SECONDS
 
-    def _any_resource(self, condition: Callable[[Obj], bool]) -> bool:
-        return any(condition(resource) for _, resource in self._cache.resources())
+    def _is_reported(self, reason: str, kind: str | None = None) -> bool:
+        """Returns whether a condition of a resource, of the type `kind` unless that is None, has this reason."""
+        conditions = (c for _, one in self._cache.resources() for c in section(one, "status").get("conditions") or ())
+        return any(c["reason"] == reason and kind in (None, c["type"]) for c in conditions)
 
     async def _list(self, source: Source) -> None:
         def apply(item: Obj) -> Obj:
@@ -151,7 +141,7 @@ class Resync:
             found = {(Key(one["namespace"], one["name"]), one["uid"]) for one in listed}
             self._events.on_list(source.kind, source.namespace, found, version)
             source.failures, source.listed = 0, True
-            if source.kind in OPTIONAL:
+            if source.kind in kinds.OPTIONAL:
                 self._set_served(source.kind, True)
         source.tried = True
         self._note_synced(source.namespace)
@@ -170,7 +160,7 @@ class Resync:
             self.synced.set()
 
     def _failed(self, source: Source, error: ApiError) -> None:
-        if error.not_found and source.kind in OPTIONAL:
+        if error.not_found and source.kind in kinds.OPTIONAL:
             source.failures = 0
             self._events.on_list(source.kind, source.namespace, set(), sys.maxsize)
             self._set_served(source.kind, False)
@@ -191,17 +181,3 @@ class Resync:
         if apis != self.apis:
             self.apis = apis
             self._events.enqueue_all()
-
-
-def lacks_crd(resource: Obj) -> bool:
-    """Returns whether a resource's status reports a missing CustomResourceDefinition."""
-    return any(c["reason"] == MISSING_CRD for c in _conditions(resource))
-
-
-def awaits_gateway(resource: Obj) -> bool:
-    """Returns whether no Gateway has reported yet on the last state of a resource's route."""
-    return any(c["type"] == ROUTE_READY and c["reason"] == WAITING for c in _conditions(resource))
-
-
-def _conditions(resource: Obj) -> Sequence[Obj]:
-    return (resource.get("status") or {}).get("conditions") or ()

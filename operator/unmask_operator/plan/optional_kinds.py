@@ -67,10 +67,8 @@ def problem_of(child: Obj, observed: Observed, settings: Settings) -> tuple[str,
     if kind is None:
         return None
     if kind.value and not getattr(settings, kind.value):
-        sentence = (
-            f"{kind.field}: the operator has no permission for the kind {child['kind']}; set {kind.value}.enabled of "
-            "the operator's chart, or remove the field"
-        )
+        fix = f"set {kind.value}.enabled of the operator's chart, or remove the field"
+        sentence = f"{kind.field}: the operator has no permission for the kind {child['kind']}; {fix}"
         return kind.condition, NOT_ENABLED, sentence
     if api not in observed.apis:
         return kind.condition, MISSING_CRD, f"{kind.field}: {kind.absence}; {kind.fix} or remove the field"

@@ -7,7 +7,7 @@ field, and the API server sets the default of the schema.
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from unmask_operator.objects import FIELD_MANAGER, Obj, number
+from unmask_operator.objects import FIELD_MANAGER, Obj, number, section
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render.revision import Revision
 
@@ -42,8 +42,8 @@ def _is_lost(observed: Observed, scaling: Obj) -> bool:
         return not any(owner.get("subresource") == "scale" for owner in writers)
     if scaling.get("provider", "Builtin") != "Builtin":
         return False  # the API server does not record writes of the scale if nobody owned the field before
-    desired = (resource.get("status") or {}).get("autoscaling", {}).get("desired", DEFAULT)
-    return bool((observed.decision.desired if observed.decision else desired) > DEFAULT)
+    last = number(section(resource, "status", "autoscaling"), "desired", DEFAULT)
+    return (observed.decision.desired if observed.decision else last) > DEFAULT
 
 
 def other_scaler(observed: Observed) -> str:
@@ -54,7 +54,7 @@ def other_scaler(observed: Observed) -> str:
     resource, now = observed.resource, observed.now
     edits = [o["metadata"] for ref, o in observed.children.items() if ref.kind == "ControllerRevision"]
     edited = max((str(meta.get("creationTimestamp") or "") for meta in edits), default="")
-    provider = ((resource.get("spec") or {}).get("autoscaling") or {}).get("provider", "Builtin")
+    provider = section(resource, "spec", "autoscaling").get("provider", "Builtin")
     own = (FIELD_MANAGER, HPA_MANAGER) if provider in ("HPA", "KEDA") else (FIELD_MANAGER,)
     for owner in owners(resource):
         manager, at = str(owner.get("manager") or ""), str(owner.get("time") or now.isoformat())

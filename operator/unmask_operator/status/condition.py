@@ -1,6 +1,6 @@
 """The status, reason and message of a condition."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unmask_operator.status.limits import valid_reason, valid_text
@@ -20,17 +20,23 @@ class Condition:
 
 def true(reason: str, message: str | None = None, **values: object) -> Condition:
     """Returns a condition that is True. Without a message it has that of `MESSAGES`, with `values`."""
-    return _condition("True", reason, MESSAGES[reason].format(**values) if message is None else message)
+    return _condition("True", *_row(reason, message, values))
 
 
 def false(reason: str, message: str | None = None, **values: object) -> Condition:
     """Returns a condition that is False, with the message on one line and cut to `LONGEST_MESSAGE`."""
-    return _condition("False", reason, sentence(MESSAGES[reason].format(**values) if message is None else message))
+    reason, text = _row(reason, message, values)
+    return _condition("False", reason, sentence(text))
 
 
 def unknown(reason: str, message: str | None = None, **values: object) -> Condition:
     """Returns a condition that is Unknown, with a message as `false` has it."""
     return replace(false(reason, message, **values), status="Unknown")
+
+
+def _row(name: str, message: str | None, values: Mapping[str, object]) -> tuple[str, str]:
+    """Returns the reason and the message. A row of `MESSAGES` has the name of a reason, or of a variant of it."""
+    return (name.partition(", ")[0], MESSAGES[name].format(**values)) if message is None else (name, message)
 
 
 def sentence(text: str) -> str:

@@ -55,6 +55,12 @@ PersistentVolumeClaimUnbound: a PersistentVolumeClaim has no volume yet: {names}
 ResourceClaimNotFound: {kind} {name} does not exist in this namespace: create it, or correct spec.gpu.resourceClaims or
     spec.podTemplate.spec.resourceClaims
 WaitingForQueue: Kueue has not admitted pod {pod} yet{queue}; kubectl describe workloads says why
+Waiting, Gateway: no controller has reported on HTTPRoute {route} for {parents}; if that lasts, check that the Gateway
+    exists and that the controller of its class runs
+ClaimNotFound: PersistentVolumeClaim {claim} does not exist in this namespace: create it, or correct
+    spec.modelCache.pvc.claimName
+ClaimOnOneNode: the claim of spec.modelCache.pvc has the access mode {modes}, and up to {most} replicas use it: those on
+    another node do not start; use a claim with ReadWriteMany, or one node
 ReadinessProbeFailed: pod {pod} has loaded its model, but its readiness probe (/ready) fails
 ReadinessGatesNotReady: pod {pod} waits for its readiness gates: {conditions}
 

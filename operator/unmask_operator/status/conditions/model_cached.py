@@ -23,11 +23,7 @@ def evaluate(inputs: StatusInput) -> Condition | None:
         return true("Cached", _sentence(entry(inputs) or {}, fetch.job))
     if fetch.live_claim is None:
         if section(inputs.spec, "modelCache", "pvc").get("claimName"):
-            return false(
-                "ClaimNotFound",
-                f"PersistentVolumeClaim {fetch.claim} does not exist in this namespace: create it, or correct "
-                "spec.modelCache.pvc.claimName",
-            )
+            return false("ClaimNotFound", claim=fetch.claim)
         return false("Waiting", f"PersistentVolumeClaim {fetch.claim} is being created")
     if fetch.job is None or "deletionTimestamp" in fetch.job["metadata"] or fetch.delete:
         return false("Waiting", "the Job that downloads the model is being created")
@@ -59,19 +55,16 @@ def entry(inputs: StatusInput) -> Obj | None:
     return made | {"commit": fetch.commit, "percent": 100} | {k: v for k, v in known.items() if v is not None}
 
 
-def shared_by_one_node(spec: Spec, fetch: ModelFetch | None) -> str:
-    """Returns a message if several replicas may need a claim that one node at a time can mount; "" if not."""
+def shared_by_one_node(spec: Spec, fetch: ModelFetch | None) -> Condition | None:
+    """Returns the condition if several replicas may need a claim that one node at a time can mount, or None."""
     pvc, most = spec.model_cache.pvc, spec.autoscaling.max_replicas if spec.autoscaling else spec.replicas
     if pvc is None or most < 2:
-        return ""
+        return None
     live = section(fetch.live_claim or {}, "spec") if fetch else {}
     modes = live.get("accessModes") or (pvc.access_modes or DEFAULT_MODES if pvc.size is not None else DEFAULT_MODES)
     if {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
-        return ""
-    return (
-        f"the claim of spec.modelCache.pvc has the access mode {', '.join(modes)}, and up to {most} replicas use it: "
-        "those on another node do not start; use a claim with ReadWriteMany, or one node"
-    )
+        return None
+    return false("ClaimOnOneNode", modes=", ".join(modes), most=most)
 
 
 def _sentence(cache: Obj, job: Obj | None) -> str:

@@ -4,6 +4,7 @@ The condition is present with `spec.route` or `spec.inferencePool`. It is not pa
 """
 
 from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 from unmask_operator.api import SpecError, parse
@@ -48,39 +49,31 @@ def evaluate(inputs: StatusInput) -> Condition | None:
     pool = own(INFERENCEPOOL.rpartition("/")[0], "InferencePool", name)
     if has_route and not route:
         return unknown(WAITING, f"HTTPRoute {name} does not exist yet")
-    reports = [*_route_reports(route), *_pool_reports(pool)]
+    reports = [*_reports(route), *_reports(pool)]
     for report in reports:
         if report.status == "False":
             fix = f"; {_FIXES[report.reason]}" if report.reason in _FIXES else ""
             words = report.message or report.reason
             return false(report.reason, f"{report.parent} refuses {report.kind} {name}: {words}{fix}")
     if waiting := dict.fromkeys(report.parent for report in reports if report.status != "True"):
-        return unknown(
-            WAITING,
-            f"no controller has reported on HTTPRoute {name} for {', '.join(waiting)}; if that lasts, check that the "
-            "Gateway exists and that the controller of its class runs",
-        )
+        return unknown("Waiting, Gateway", route=name, parents=", ".join(waiting))
     accepted = f"accepted by {', '.join(dict.fromkeys(one.parent for one in reports))}" if reports else "created"
     return true("Accepted", "; ".join((accepted, *_hints(inputs))))
 
 
-def _route_reports(live: Obj) -> Iterator[Report]:
-    """Yields the conditions of the HTTPRoute for each parent; status Unknown where one is missing or outdated."""
+def _reports(live: Obj) -> Iterator[Report]:
+    """Yields what each parent says about an object; status Unknown where a condition is missing or outdated.
+
+    The parents of an InferencePool are those that report. A pool without a route need not have any.
+    """
     statuses = section(live, "status").get("parents") or ()
-    for parent in section(live, "spec").get("parentRefs") or ():
+    parents = section(live, "spec").get("parentRefs")
+    for parent in parents or [section(one, "parentRef") for one in statuses]:
         own = _identity(parent, live)
         found = [one for one in statuses if _identity(section(one, "parentRef"), live) == own]
-        for status in found or [{}]:
-            for kind in ("Accepted", "ResolvedRefs"):
-                yield _report(parent, status, kind, live)
-
-
-def _pool_reports(live: Obj) -> Iterator[Report]:
-    """Yields the conditions of the InferencePool. A pool without a route need not have a Gateway that reports."""
-    for status in section(live, "status").get("parents") or ():
-        for kind in ("Accepted", "ResolvedRefs"):
-            report = _report(section(status, "parentRef"), status, kind, live)
-            if report.status != "Unknown":
+        for status, kind in product(found or [{}], ("Accepted", "ResolvedRefs")):
+            report = _report(parent, status, kind, live)
+            if parents or report.status != "Unknown":
                 yield report
 
 

@@ -3,7 +3,9 @@
 The condition is present with `spec.autoscaling`, and while further replicas of a serving resource cannot be created.
 """
 
-from unmask_operator.objects import condition, section
+from collections.abc import Mapping
+
+from unmask_operator.objects import Obj, condition, section
 from unmask_operator.plan.scalers import other_scaler
 from unmask_operator.render.labels import engine_name
 from unmask_operator.status.condition import Condition, false, true, unknown
@@ -58,11 +60,8 @@ def _hpa(inputs: StatusInput) -> Condition:
     if not hpa:
         return unknown("Waiting", "the HorizontalPodAutoscaler does not exist yet")
     conditions = {c["type"]: c for c in section(hpa, "status").get("conditions") or ()}
-    for kind in ("AbleToScale", "ScalingActive"):
-        found = conditions.get(kind, {})
-        if found.get("status") == "False":
-            reason = str(found.get("reason") or f"Not{kind}")  # the API requires neither a reason nor a message
-            return false(reason, str(found.get("message") or reason))
+    if failures := _failures(conditions, "AbleToScale", "ScalingActive"):
+        return failures[0]
     if "ScalingActive" not in conditions:
         return unknown("Waiting", "the HorizontalPodAutoscaler has not read the metrics yet")
     return true("Active", autoscaler="HorizontalPodAutoscaler")
@@ -83,9 +82,14 @@ def _keda(inputs: StatusInput) -> Condition:
     ready = conditions.get("Ready", {})
     if ready.get("status") not in ("True", "False"):
         return unknown("Waiting", "KEDA has not handled the ScaledObject yet; check that its operator runs")
-    for kind in ("Ready", "HPAActive"):
-        found = conditions.get(kind, {})
-        reason = str(found.get("reason") or f"Not{kind}")  # KEDA's schema requires neither a reason nor a message
-        if found.get("status") == "False" and not (inputs.asleep and reason == "TriggerError"):
-            return false(reason, str(found.get("message") or reason))
+    for failure in _failures(conditions, "Ready", "HPAActive"):
+        if not (inputs.asleep and failure.reason == "TriggerError"):
+            return failure
     return true("Active", "KEDA scales the service")
+
+
+def _failures(conditions: Mapping[str, Obj], *kinds: str) -> list[Condition]:
+    """Returns the conditions that are False. The schemas require neither a reason nor a message."""
+    failed = {kind: conditions[kind] for kind in kinds if conditions.get(kind, {}).get("status") == "False"}
+    reasons = {kind: str(one.get("reason") or f"Not{kind}") for kind, one in failed.items()}
+    return [false(reason, str(failed[kind].get("message") or reason)) for kind, reason in reasons.items()]

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
 
 from runtime.config import BY_DEST
 from unmask_operator.api import Spec, SpecError, parse
@@ -33,8 +32,7 @@ def evaluate(inputs: StatusInput) -> Condition | None:
         return None
     template = planned_template(inputs.plan) or section(inputs.deployment, "spec", "template")
     found = list(contradictions(spec, section(template, "spec")))
-    if sentence := shared_by_one_node(spec, inputs.plan.fetch):
-        found.append(false("ClaimOnOneNode", sentence))
+    found += filter(None, [shared_by_one_node(spec, inputs.plan.fetch)])
     return false(found[0].reason, "; ".join(one.message for one in found)) if found else None
 
 
@@ -65,31 +63,23 @@ def _network(spec: Spec) -> Iterator[Condition]:
     peers = policy.from_
     if spec.service.type != "ClusterIP" and not any(peer.ip_block for peer in peers):
         yield false("NetworkPolicyBlocksClients", type=spec.service.type)
-    everywhere = any(peer.namespace_selector and not peer.pod_selector and _is_empty(peer) for peer in peers)
+    namespaces = [peer.namespace_selector for peer in peers if not peer.pod_selector]
+    everywhere = any(one and not one.model_dump(exclude_defaults=True) for one in namespaces)
     if spec.monitoring.pod_monitor and peers and not policy.metrics_from and not everywhere:
         yield false("NetworkPolicyBlocksMetrics")
 
 
-def _is_empty(peer: Any) -> bool:
-    selector = peer.namespace_selector
-    return not selector.match_labels and not selector.match_expressions
-
-
 def _disruptions(spec: Spec) -> Iterator[Condition]:
     """Finds a PodDisruptionBudget that allows no eviction, which blocks every drain of a node."""
-    budget, count = spec.pod_disruption_budget, spec.replicas
-    if spec.autoscaling:
-        count = spec.autoscaling.min_replicas
+    budget, scaling = spec.pod_disruption_budget, spec.autoscaling
+    field, count = ("autoscaling.minReplicas", scaling.min_replicas) if scaling else ("replicas", spec.replicas)
     if budget is None or spec.suspend or count == 0:
         return
-    of = f"spec.autoscaling.minReplicas is {count}" if spec.autoscaling else f"spec.replicas is {count}"
     if budget.max_unavailable is not None and _amount(budget.max_unavailable, count) == 0:
-        limit = f"maxUnavailable is {budget.max_unavailable}"
+        yield false("DisruptionBudgetBlocksDrains", limit=f"maxUnavailable is {budget.max_unavailable}")
     elif budget.min_available is not None and _amount(budget.min_available, count) >= count:
-        limit = f"minAvailable is {budget.min_available}, and {of}"
-    else:
-        return
-    yield false("DisruptionBudgetBlocksDrains", limit=limit)
+        limit = f"minAvailable is {budget.min_available}, and spec.{field} is {count}"
+        yield false("DisruptionBudgetBlocksDrains", limit=limit)
 
 
 def _amount(value: int | str, count: int) -> int:
@@ -102,13 +92,12 @@ def _targets(spec: Spec) -> Iterator[Condition]:
     if spec.autoscaling is None:
         return
     targets = spec.autoscaling.targets
+    running = targets.running_requests_per_replica
     maximum = (spec.engine.max_num_reqs or BY_DEST["max_num_reqs"].default) * spec.parallelism.data
     unreachable = []
-    if targets.running_requests_per_replica is not None and targets.running_requests_per_replica >= maximum:
-        unreachable.append(
-            f"runningRequestsPerReplica is {targets.running_requests_per_replica}, and a pod runs at most {maximum} "
-            "(engine.maxNumReqs * parallelism.data)"
-        )
+    if running is not None and running >= maximum:
+        most = f"a pod runs at most {maximum} (engine.maxNumReqs * parallelism.data)"
+        unreachable.append(f"runningRequestsPerReplica is {running}, and {most}")
     if targets.kv_cache_utilization_percent == 100:
         unreachable.append("kvCacheUtilizationPercent is 100, which no pod exceeds")
     if unreachable and len(unreachable) == len(targets.model_dump(exclude_none=True)):
@@ -117,8 +106,10 @@ def _targets(spec: Spec) -> Iterator[Condition]:
 
 def _gpus(spec: Spec, main: Obj) -> Iterator[Condition]:
     resources = section(main, "resources")
-    limits = {**section(resources, "requests"), **section(resources, "limits")}
-    counts = {name: amount for name, value in limits.items() if (amount := quantity(value)) and _is_gpu(spec, name)}
+    requested = {**section(resources, "requests"), **section(resources, "limits")}
+    amounts = {name: quantity(value) for name, value in requested.items()}
+    own = spec.gpu.extended_resource if spec.gpu else None
+    counts = {name: amount for name, amount in amounts.items() if amount and (name == own or _GPU.match(name))}
     total, needed = sum(counts.values(), Decimal(0)), spec.gpus_per_pod
     if not counts or total == needed:  # without counts, a resource claim may provide the devices
         return
@@ -127,10 +118,6 @@ def _gpus(spec: Spec, main: Obj) -> Iterator[Condition]:
         use = "runs on CPU without spec.gpu; set spec.gpu, or remove the request"
     listed = ", ".join(f"{amount:f} {name}" for name, amount in sorted(counts.items()))
     yield false("GPUsUnused" if total > needed else "GPUsMissing", gpus=listed, use=use)
-
-
-def _is_gpu(spec: Spec, name: str) -> bool:
-    return bool(_GPU.match(name)) or (spec.gpu is not None and name == spec.gpu.extended_resource)
 
 
 def _memory(spec: Spec, main: Obj, of_pod: Obj) -> Iterator[Condition]:
@@ -170,13 +157,13 @@ def _probes(main: Obj) -> Iterator[Condition]:
         return
     if "startupProbe" not in probes:
         yield false("LivenessWithoutStartupProbe")
-    readiness, liveness = (_budget(probes.get(name, {})) for name in ("readinessProbe", "livenessProbe"))
-    if "readinessProbe" in probes and liveness <= readiness:
+    budgets = {
+        name: number(probe, "periodSeconds", 10) * number(probe, "failureThreshold", 3)
+        for name, probe in probes.items()
+    }
+    liveness, readiness = budgets["livenessProbe"], budgets.get("readinessProbe", 0)
+    if liveness <= readiness:
         yield false("LivenessBeforeReadiness", liveness=liveness, readiness=readiness)
-
-
-def _budget(probe: Obj) -> int:
-    return number(probe, "periodSeconds", 10) * number(probe, "failureThreshold", 3)
 
 
 def _host_ports(spec: Spec, pod: Obj) -> Iterator[Condition]:

@@ -82,7 +82,7 @@ def _explain(
 ) -> Condition:
     """Returns the condition for missing GPUs, with the nodes that are excluded or lack other resources."""
     resource = short.text.removeprefix("Insufficient ")
-    hint, need = _rollout_hint(inputs), _needed(pod, resource)
+    hint, need = f"; the old pods still serve: {HINT}" if is_rolling(inputs) else "", _needed(pod, resource)
     alone = not causes and not (capacity and capacity.excluded_gpus)
     if capacity and not causes and need > capacity.largest:
         causes = list(dict.fromkeys(SchedulerReason(None, node.scheduler_text) for node, _ in capacity.excluded_gpus))
@@ -125,10 +125,6 @@ def _relevant(others: Sequence[SchedulerReason], capacity: _Capacity | None) -> 
 def is_rolling(inputs: StatusInput) -> bool:
     """Returns whether pods of an older template serve during a rollout."""
     return inputs.ready_pods > 0 and not inputs.rolled_out
-
-
-def _rollout_hint(inputs: StatusInput) -> str:
-    return f"; the old pods still serve: {HINT}" if is_rolling(inputs) else ""
 
 
 def _needed(pod: Obj, resource: str) -> int:

@@ -132,21 +132,18 @@ def _tolerate(named: str, has_gpu: bool) -> str:
 
 
 def _fix_resource(resource: str) -> str:
-    if resource in ("cpu", "memory"):
-        return f"lower spec.resources.requests.{resource} (default: the limit), or add a larger node"
-    if resource == "ephemeral-storage":
-        return (
-            "lower spec.modelCache.emptyDir.sizeLimit or spec.resources.requests.ephemeral-storage, or add a node with "
-            "a larger disk"
-        )
-    if resource.startswith("hugepages-"):
-        return f"lower spec.resources.limits.{resource}, or reserve more of them on the nodes"
-    return (
-        f"add a node that has {resource}, or correct what requests it: spec.gpu.resourceName, spec.resources or "
-        f"{POD_SPEC}"
-    )
+    fix = next(fix for pattern, fix in _RESOURCE_FIXES.items() if re.fullmatch(pattern, resource))
+    return fix.replace("RESOURCE", resource)
 
 
+# Resources that a node lacks (regular expressions), and the fixes.
+_RESOURCE_FIXES = rows(f"""
+cpu|memory: lower spec.resources.requests.RESOURCE (default: the limit), or add a larger node
+ephemeral-storage: lower spec.modelCache.emptyDir.sizeLimit or spec.resources.requests.ephemeral-storage, or add a node
+    with a larger disk
+hugepages-.*: lower spec.resources.limits.RESOURCE, or reserve more of them on the nodes
+.*: add a node that has RESOURCE, or correct what requests it: spec.gpu.resourceName, spec.resources or {POD_SPEC}
+""")
 # Taints that Kubernetes, cloud providers and autoscalers set temporarily. A toleration would be the wrong fix.
 _TEMPORARY_TAINTS = rows("""
 node.kubernetes.io/not-ready: the node is not Ready; kubectl describe node says why
