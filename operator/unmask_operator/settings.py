@@ -71,17 +71,8 @@ def _pairs(text: str) -> dict[str, str]:
     return dict(line.lstrip().split("=", 1) for line in text.split("\n") if line.strip())
 
 
-def _labels(text: str) -> dict[str, str]:
-    """Parses lines of ``name=value``, in which white space is not part of a name or value."""
-    return {name.strip(): value.strip() for name, value in _pairs(text).items()}
-
-
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _truth(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
 
 
 def _objects(text: str) -> list[dict[str, object]]:
@@ -93,7 +84,7 @@ def _objects(text: str) -> list[dict[str, object]]:
 
 
 _READERS: Mapping[type, Callable[[str], object]] = {
-    bool: _truth,
+    bool: lambda text: {"true": True, "false": False}[text.lower()],
     int: int,
     tuple: _names,
     dict: _pairs,
@@ -116,11 +107,12 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     values: dict[str, object] = {}
     for name, text in variables.items():
         default = getattr(Settings(), name)
-        is_selector = isinstance(default, dict) and name.endswith("_selector")
         try:
-            values[name] = _labels(text) if is_selector else _READERS[type(default)](text)
+            values[name] = _READERS[type(default)](text)
         except (KeyError, ValueError):
             raise ValueError(f"{PREFIX}{name.upper()}: {text!r} is not a valid {type(default).__name__}") from None
+        if isinstance(default, dict) and name.endswith("_selector"):  # white space is not part of a label
+            values[name] = {label.strip(): value.strip() for label, value in _pairs(text).items()}
     for requirement in _names(variables.get("watch_selector", "")):
         if not _REQUIREMENT.fullmatch(requirement):
             raise ValueError(f"{PREFIX}WATCH_SELECTOR: {requirement!r} must be key, !key, key=value or key!=value")

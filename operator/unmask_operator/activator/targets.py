@@ -59,16 +59,9 @@ class Target:
         listed = section(spec, "lora").get("adapters") or ()
         data = number(section(spec, "parallelism"), "data", 1)
         running = number(section(spec, "engine"), "maxNumReqs", BY_DEST["max_num_reqs"].default)
-        return cls(
-            Key(meta["namespace"], meta["name"]),
-            meta["resourceVersion"],
-            port,
-            number(spec, "replicas", 1),
-            zero,
-            (section(spec, "model").get("name") or meta["name"], *(one["name"] for one in listed)),
-            bool(section(spec, "auth")),
-            running * data,
-        )
+        key, replicas, has_auth = Key.of(resource), number(spec, "replicas", 1), bool(section(spec, "auth"))
+        models = (section(spec, "model").get("name") or key.name, *(one["name"] for one in listed))
+        return cls(key, meta["resourceVersion"], port, replicas, zero, models, has_auth, running * data)
 
 
 class Targets:
@@ -138,12 +131,9 @@ class Targets:
             if change == "BOOKMARK":
                 continue
             known = self._targets[namespace]
-            key = Key(resource["metadata"]["namespace"], resource["metadata"]["name"])
-            target = None if change == "DELETED" else Target.read(resource)
-            if target is None:
-                known.pop(key, None)
-            else:
-                known[key] = target
+            known.pop(Key.of(resource), None)
+            if change != "DELETED" and (target := Target.read(resource)):
+                known[target.key] = target
             await self._report()
         return version
 

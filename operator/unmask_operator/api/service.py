@@ -133,16 +133,10 @@ def without_nulls(spec: Mapping[str, Any]) -> Obj:
     Nulls in podTemplate's metadata and spec remain, since they delete rendered values. Null entries of lists and label
     selectors remain too; the schema rejects them.
     """
-    made = {member: _without(value) for member, value in spec.items() if value is not None and member != "podTemplate"}
+    made: Obj = _without(spec)
     template = spec.get("podTemplate")
     if isinstance(template, Mapping):
-        made["podTemplate"] = {
-            member: value if member in _KEEPS_NULLS else _without(value)
-            for member, value in template.items()
-            if value is not None
-        }
-    elif template is not None:
-        made["podTemplate"] = template
+        made["podTemplate"] |= {member: template[member] for member in _KEEPS_NULLS if template.get(member) is not None}
     return made
 
 

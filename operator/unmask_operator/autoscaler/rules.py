@@ -8,14 +8,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from unmask_operator.api.autoscaling import (
-    DEFAULT_TARGETS,
-    POLLING_SECONDS,
-    Autoscaling,
-    Behavior,
-    ScalingRules,
-    Zero,
-)
+from unmask_operator.api.autoscaling import DEFAULT_TARGETS, POLLING_SECONDS, Autoscaling, Behavior, ScalingRules, Zero
 from unmask_operator.autoscaler.history import History
 
 TOLERANCE = 0.1  # relative deviation from the target without scaling; the HPA controller's default
@@ -82,15 +75,10 @@ class Rules:
         if spec.get("suspend") or scaling.provider != "Builtin":
             return None
         behavior = scaling.behavior or Behavior()
-        return cls(
-            max(scaling.min_replicas, 1),
-            max(scaling.min_replicas, scaling.max_replicas),
-            scaling.targets.model_dump(by_alias=True, exclude_none=True) or DEFAULT_TARGETS,
-            Direction.read(behavior.scale_up, UP),
-            Direction.read(behavior.scale_down, DOWN),
-            scaling.polling_interval_seconds or POLLING_SECONDS,
-            scaling.zero,
-        )
+        up, down = Direction.read(behavior.scale_up, UP), Direction.read(behavior.scale_down, DOWN)
+        low, high = max(scaling.min_replicas, 1), max(scaling.min_replicas, scaling.max_replicas)
+        targets = scaling.targets.model_dump(by_alias=True, exclude_none=True) or DEFAULT_TARGETS
+        return cls(low, high, targets, up, down, scaling.polling_interval_seconds or POLLING_SECONDS, scaling.zero)
 
 
 def limit(replicas: int, rules: Direction, history: History, now: datetime, *, up: bool) -> int:

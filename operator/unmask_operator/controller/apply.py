@@ -341,10 +341,8 @@ def _ordered(changes: list[Obj], observed: Observed, refused: Collection[Ref]) -
         if Ref.of(child) in refused or child["kind"] in kinds:
             return 0
         needed = child["kind"] in ("ServiceAccount", "ConfigMap")
-        follows_list = (
-            child["metadata"]["name"] == adapters_config(observed.name) and Ref.of(child) in observed.children
-        )
-        if not is_edit or (needed and not follows_list):
+        is_list = child["metadata"]["name"] == adapters_config(observed.name)
+        if not is_edit or (needed and not (is_list and Ref.of(child) in observed.children)):
             return 1
         return 2 if child["kind"] in ATOMIC_GROUP else 3
 

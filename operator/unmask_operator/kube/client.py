@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -178,9 +177,7 @@ class Client:
         except LoginError as error:
             raise ApiError(0, "NoLogin", str(error)) from error
 
-    async def _fence(
-        self, session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceRequestChunkSentParams
-    ) -> None:
+    async def _fence(self, session: Any, context: Any, params: aiohttp.TraceRequestChunkSentParams) -> None:
         """Withholds a write unless this pod leads. aiohttp calls it in the iteration that sends the body's chunk.
 
         A frozen process resumes at any point, before one of its tasks can notice that another pod leads. A check when

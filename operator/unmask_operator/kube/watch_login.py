@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 from kubernetes.aio.client.rest import RESTClientObject
@@ -87,17 +87,13 @@ class WatchLogin:
         return await handler(request)
 
     def _trace(self, prefix: str) -> aiohttp.TraceConfig:
-        async def answered(
-            session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceRequestEndParams
-        ) -> None:
+        async def answered(session: Any, context: Any, params: aiohttp.TraceRequestEndParams) -> None:
             if params.response.status >= 400:
                 self.on_error(params.response.status)
             elif "watch" not in params.url.query:
                 self.on_list(params.url.path.removeprefix(prefix))
 
-        async def failed(
-            session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams
-        ) -> None:
+        async def failed(session: Any, context: Any, params: aiohttp.TraceRequestExceptionParams) -> None:
             if isinstance(params.exception, (aiohttp.ClientError, OSError)):
                 self.on_error(0)
             if isinstance(params.exception, aiohttp.ClientSSLError):

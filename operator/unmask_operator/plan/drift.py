@@ -139,16 +139,13 @@ def with_secondary_family(desired: Obj, live: Obj) -> Obj:
 
 def field_name(path: FieldPath) -> str:
     """Formats a path, such as spec.template.spec.containers[main].image."""
-    text = ""
-    for part in path:
-        match part:
-            case ListKey(value=value):
-                text += f"[{value}]"
-            case str(name) if "." in name or "/" in name:
-                text += f"[{name}]"
-            case str(name):
-                text += f".{name}" if text else name
-    return text
+
+    def text(part: str | ListKey) -> str:
+        if isinstance(part, ListKey):
+            return f"[{part.value}]"
+        return f"[{part}]" if "." in part or "/" in part else f".{part}"
+
+    return "".join(map(text, path)).removeprefix(".")
 
 
 def _is_map(entries: Sequence[Any], key: str) -> bool:

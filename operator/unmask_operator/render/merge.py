@@ -62,11 +62,9 @@ def _refuse_reserved_main(main: Mapping[str, Any], where: str) -> None:
     for member, field in (("command", "image"), ("args", "engine"), ("image", "image")):
         if member in main:
             raise SpecError(f"{where}.{member}", f"is set by the operator; remove it and use spec.{field}")
-    for port in main.get("ports", ()):
-        if port["containerPort"] == PORT or port.get("name") == PORT_NAME:
-            raise SpecError(
-                f"{where}.ports", f"port {PORT}, named {PORT_NAME}, is reserved for the engine; use another port"
-            )
+    if any(port["containerPort"] == PORT or port.get("name") == PORT_NAME for port in main.get("ports", ())):
+        sentence = f"port {PORT}, named {PORT_NAME}, is reserved for the engine; use another port"
+        raise SpecError(f"{where}.ports", sentence)
 
 
 def _merge_maps(base: Mapping[str, Any], patch: Mapping[str, Any], where: str) -> Obj:

@@ -94,11 +94,7 @@ def running_revision(number: int, template: Obj) -> Revision:
 
 
 def resolve_revision(
-    obj: Obj,
-    held: Revision | None,
-    number: int,
-    settings: Settings,
-    cached: Callable[[DiffusionLMService, str], str],
+    obj: Obj, held: Revision | None, number: int, settings: Settings, cached: Callable[[DiffusionLMService, str], str]
 ) -> tuple[DiffusionLMService, Revision]:
     """Parses the resource and determines the revision of its pods.
 
@@ -116,14 +112,10 @@ def resolve_revision(
     Raises:
         SpecError: the spec is invalid. Sections that `held` covers are not validated again.
     """
-    spec: Obj = obj["spec"] if isinstance(obj.get("spec"), dict) else {}
-    annotated = (obj["metadata"].get("annotations") or {}).get(RESTARTED_AT)
+    spec, annotated = section(obj, "spec"), section(obj, "metadata", "annotations").get(RESTARTED_AT)
     restarted_at = annotated or (held.restarted_at if held else "")  # removal of the annotation is no restart
-    if (
-        held
-        and restarted_at == held.restarted_at
-        and (held.spec is None or _pod_inputs(spec) == _pod_inputs(held.spec))
-    ):
+    same = held is not None and (held.spec is None or _pod_inputs(spec) == _pod_inputs(held.spec))
+    if held and same and restarted_at == held.restarted_at:
         unchanged = held.spec is None or held.spec == recorded_spec(spec)
         return parse(obj, pods_are_pinned=True), held if unchanged else _same_pods(held, number, spec)
     resource = parse(obj, runs=held is not None)

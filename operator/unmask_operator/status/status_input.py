@@ -29,7 +29,8 @@ class StatusInput:
     def gather(cls, observed: Observed, plan: Plan) -> Self:
         resource, deployment = observed.resource, observed.deployment
         desired = plan.replicas if plan.children or deployment else 0
-        newest_first = sorted(observed.pods, key=_age)
+        by_name = sorted(observed.pods, key=pod_status.name)  # so that the order is stable
+        newest_first = sorted(by_name, key=lambda pod: str(pod["metadata"].get("creationTimestamp")), reverse=True)
         live = tuple(pod for pod in newest_first if pod_status.is_live(pod))
         trouble = _trouble(observed, newest_first, _current(live, deployment))
         return cls(observed, plan, without_nulls(section(resource, "spec")), deployment, desired, live, trouble)
@@ -120,14 +121,9 @@ class StatusInput:
         current = next((revision for revision in revisions if self._name(revision) == name), None)
         if current is None:
             return False
-        newest = revisions[0]
-        if current.number == newest.number:
-            return True
-        return (
-            isinstance(newest, Revision)
-            and isinstance(current, Revision)
-            and newest.rendered_pod.template == current.rendered_pod.template
-        )
+        if isinstance(current, Revision) and isinstance(newest := revisions[0], Revision):
+            return newest.rendered_pod.template == current.rendered_pod.template
+        return current.number == revisions[0].number
 
     def _name(self, revision: Revision | UnsupportedRevision) -> str:
         return revision_name(self.observed.name, revision.number)
@@ -152,12 +148,6 @@ class StatusInput:
         uids = (pod["metadata"]["uid"] for pod in self.pods if not pod_status.is_started(pod))
         loads = [self.observed.loads[uid] for uid in uids if uid in self.observed.loads]
         return min(loads, key=lambda load: (load.percent, load.phase), default=None)
-
-
-def _age(pod: Obj) -> tuple[float, str]:
-    """Returns the sort key: the newest pod first, then by name, so that the order is stable."""
-    stamp = "".join(c for c in pod["metadata"].get("creationTimestamp", "") if c.isdigit())
-    return -float(stamp or 0), pod_status.name(pod)
 
 
 def _current(pods: tuple[Obj, ...], deployment: Obj) -> tuple[Obj, ...]:

@@ -49,7 +49,7 @@ def _cause(inputs: StatusInput, accepted: Condition, ready: Condition) -> Condit
 def _refused_for_long(inputs: StatusInput) -> bool:
     """Returns whether pods are refused for longer than a webhook takes to start and a quota to be updated."""
     since = condition(inputs.deployment, "ReplicaFailure").get("lastTransitionTime")
-    return bool(since) and seconds(since, inputs.observed.now) >= REFUSED_SECONDS
+    return since is not None and seconds(since, inputs.observed.now) >= REFUSED_SECONDS
 
 
 def _has_earlier_children(inputs: StatusInput) -> bool:
