@@ -11,7 +11,7 @@ from e2e.cluster.kube import Obj
 from e2e.release import Release
 from e2e.services import EXAMPLES, ask, engines, get, kubectl, patch, wait_condition
 from tests.operator.live.objects import gateway_crds
-from unmask_operator.kube.kinds import HTTP_ROUTES
+from unmask_operator.kinds import HTTP_ROUTES
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from unmask_operator.kube.kinds import (
+from unmask_operator.kinds import (
     CHILDREN,
     CLAIMS,
     DLMS,

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
+from unmask_operator.kinds import DEPLOYMENTS, LEASES
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import LEASES, kind_of
 from unmask_operator.objects import Obj
 
 LEASE_SECONDS = 12  # duration of the Lease since its last renewal
@@ -181,7 +181,7 @@ class LeaderElector:
         namespace, name = self._where
         owner = None
         if self._deployment:
-            owner = await self._client.get(kind_of("apps/v1", "Deployment"), namespace, self._deployment)
+            owner = await self._client.get(DEPLOYMENTS, namespace, self._deployment)
         made = Lease.new(namespace, name, owner)
         return await self._client.request("POST", LEASES.path(namespace), body=made, timeout=RETRY_SECONDS)
 

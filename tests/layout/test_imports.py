@@ -180,7 +180,7 @@ def test_the_operators_core_does_no_io():
     packages = list(house.layers())
     core = packages[: packages.index("unmask_operator.pod_http")]
     core.remove("unmask_operator.settings")
-    assert len(core) == 5
+    assert len(core) == 6
     assert imported(house, [module for module in house.modules() if home(module) in core], OUTSIDE) == []
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from tests.operator.samples import SETTINGS, edit
 from unmask_operator.controller.reconciler import Reconciler, Result
+from unmask_operator.kinds import DLMS, kind_of
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import DLMS, kind_of
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import FIELD_MANAGER, Key, Obj, Ref
 from unmask_operator.plan.drift import written_form

@@ -34,7 +34,7 @@ def seen(version: int, name: str = "demo", metadata: Obj | None = None, **member
 
 
 def observe(obj: Obj, *children: Obj, **known: Any) -> Observed:
-    known = {"apis": frozenset(KINDS), **known}
+    known = {"apis": frozenset(kind.api for kind in KINDS), **known}
     return Observed(obj, NOW, {Ref.of(child): child for child in children}, **known)
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.operator import samples
 from unmask_operator.controller.event_handler import DEBOUNCE_READY_SECONDS, DEBOUNCE_SECONDS, EventHandler
+from unmask_operator.kinds import CHILDREN, DLMS, PODS, kind_of
 from unmask_operator.kube.cache import Cache
-from unmask_operator.kube.kinds import CHILDREN, DLMS, PODS, kind_of
 from unmask_operator.objects import SERVICE_LABEL, Key, Ref
 
 DEPLOYMENTS = kind_of("apps/v1", "Deployment")

@@ -16,9 +16,9 @@ from aiohttp import web
 from e2e.cluster import kubeconfig
 from e2e.cluster.pki import Authority
 from tests.operator.clients import client_of, http_server
+from unmask_operator.kinds import DLMS, PODS, kind_of
 from unmask_operator.kube.client import LIST_TRIES, PAGE, encode
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import DLMS, PODS, kind_of
 from unmask_operator.objects import FIELD_MANAGER
 
 LONG = 600.0  # seconds; even a slow machine does not reach it

@@ -8,8 +8,8 @@ import pytest
 from tests.operator.pod_states import check, judge
 from tests.operator.recorded import NOW, STATES, later, pod, reconcile
 from unmask_operator.controller.pod_events import AGAIN_SECONDS, LONGEST_SECONDS, PodEvents, in_order
+from unmask_operator.kinds import EVENTS as EVENTS_KIND
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import EVENTS as EVENTS_KIND
 from unmask_operator.objects import Key
 from unmask_operator.plan.observed import PodEvent
 from unmask_operator.status.pods.event_messages import PATIENCE, is_silent

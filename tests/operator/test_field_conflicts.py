@@ -13,8 +13,8 @@ from tests.operator.pod_states import make_pod
 from tests.operator.samples import make, running
 from unmask_operator.controller import field_conflicts as module
 from unmask_operator.controller.field_conflicts import SETTLED_SECONDS, other_manager
+from unmask_operator.kinds import DLMS
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import DLMS
 from unmask_operator.objects import FIELD_MANAGER, Obj, Ref
 from unmask_operator.plan.drift import ListKey, differences, field_name
 from unmask_operator.plan.observed import FieldConflict, Observed

@@ -11,8 +11,8 @@ import pytest
 from tests.networks import needs_ipv6
 from tests.operator.samples import seen
 from unmask_operator import health
+from unmask_operator.kinds import DLMS
 from unmask_operator.kube.cache import Cache
-from unmask_operator.kube.kinds import DLMS
 from unmask_operator.metrics import Metrics
 from unmask_operator.render.labels import pod_url
 

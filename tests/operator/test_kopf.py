@@ -17,10 +17,10 @@ from tests.wait import wait_until_async
 from unmask_operator import __main__ as program
 from unmask_operator import settings as module
 from unmask_operator.controller.event_handler import EventHandler
+from unmask_operator.kinds import CACHED, CLAIMS, DLMS, JOBS, OPTIONAL, PODS, ApiKind
 from unmask_operator.kube import watch_login
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.credentials import LoginError
-from unmask_operator.kube.kinds import CACHED, CLAIMS, DLMS, JOBS, OPTIONAL, PODS, ApiKind
 from unmask_operator.leaderelection import DEADLINE_SECONDS
 from unmask_operator.objects import SERVICE_LABEL, Key
 from unmask_operator.program import configure_logs

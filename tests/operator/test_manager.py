@@ -9,9 +9,9 @@ from tests.simulated_time import now, simulated
 from unmask_operator.controller.manager import Manager
 from unmask_operator.controller.reconciler import Result
 from unmask_operator.controller.workqueue import WorkQueue
+from unmask_operator.kinds import DLMS
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import DLMS
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key
 from unmask_operator.settings import Settings

@@ -10,8 +10,8 @@ from tests.operator.samples import resource
 from unmask_operator.controller import model_fetches
 from unmask_operator.controller.model_fetches import CLAIM_SECONDS, ModelFetches
 from unmask_operator.controller.pod_progress import StartupReport
+from unmask_operator.kinds import DLMS, JOBS
 from unmask_operator.kube.cache import Cache
-from unmask_operator.kube.kinds import DLMS, JOBS
 from unmask_operator.objects import SERVICE_LABEL, Key, Obj
 from unmask_operator.plan.observed import FetchReport, Load
 

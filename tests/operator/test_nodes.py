@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from unmask_operator.controller.nodes import PAGE, Nodes, slim
+from unmask_operator.kinds import NODES
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import NODES
 from unmask_operator.objects import SERVICE_LABEL, Key
 from unmask_operator.plan.plan import NODES_SECONDS
 

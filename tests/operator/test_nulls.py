@@ -6,8 +6,8 @@ from tests.operator.null_cases import null_cases
 from tests.operator.samples import make, observe, resource, running, settled
 from unmask_operator.api import SpecError, parse
 from unmask_operator.autoscaler.rules import Rules
+from unmask_operator.kinds import DLMS
 from unmask_operator.kube.cache import slim
-from unmask_operator.kube.kinds import DLMS
 from unmask_operator.status import status
 
 CASES = list(null_cases())

@@ -10,8 +10,8 @@ from tests.operator.fake_api import DEPLOYMENT, KEY, FakeApi
 from tests.operator.pod_states import RUNNING, SCHEDULED, container, make_pod
 from tests.operator.samples import observe, resource, running
 from unmask_operator.controller.reconciler import Result
+from unmask_operator.kinds import DLMS, PODS
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import DLMS, PODS
 from unmask_operator.objects import Ref
 
 SUSPEND = {"suspend": True}

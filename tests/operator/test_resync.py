@@ -18,9 +18,7 @@ from unmask_operator.controller.resync import (
     LONGEST_RETRY_SECONDS,
     PERIOD_SECONDS,
 )
-from unmask_operator.kube.cache import Cache
-from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import (
+from unmask_operator.kinds import (
     CACHED,
     CHILDREN,
     DLMS,
@@ -31,6 +29,8 @@ from unmask_operator.kube.kinds import (
     PODS,
     kind_of,
 )
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.errors import ApiError
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key
 from unmask_operator.plan.optional_kinds import MISSING_CRD

@@ -7,13 +7,15 @@ import pytest
 
 from tests.operator.pod_states import check, judge
 from tests.operator.samples import child, edit, kinds, make, observe, patch, resource, running, settled, template
+from unmask_operator.kinds import HTTP_ROUTES, INFERENCE_POOLS
 from unmask_operator.objects import Obj, Ref
 from unmask_operator.plan.observed import Observed
-from unmask_operator.render.route import HTTPROUTE, INFERENCEPOOL
 from unmask_operator.settings import Settings
 from unmask_operator.status import status
 from unmask_operator.status.conditions.basic import NEEDED
 from unmask_operator.status.transitions import Event, transitions
+
+ROUTES, POOLS = HTTP_ROUTES.api, INFERENCE_POOLS.api
 
 GATEWAY = {"name": "public", "namespace": "infra"}
 OWN = {"group": "", "kind": "Service", "name": "demo", "port": 80, "weight": 1}
@@ -123,9 +125,19 @@ def test_a_route_stays_while_the_pods_are_pinned_and_another_section_cannot_be_r
 @pytest.mark.parametrize(
     ("known", "settings", "reason", "parts"),
     [
-        ({INFERENCEPOOL}, Settings(gateway=True), "MissingCRD", ["spec.route", "httproutes.gateway.networking.k8s.io"]),
-        ({HTTPROUTE}, Settings(gateway=True), "MissingCRD", ["spec.inferencePool", "inferencepools.inference."]),
-        ({HTTPROUTE, INFERENCEPOOL}, Settings(), "NotEnabled", ["gateway.enabled", "spec.route", "spec.inferencePool"]),
+        (
+            {POOLS},
+            Settings(gateway=True),
+            "MissingCRD",
+            ["spec.route", "httproutes.gateway.networking.k8s.io"],
+        ),
+        ({ROUTES}, Settings(gateway=True), "MissingCRD", ["spec.inferencePool", "inferencepools.inference."]),
+        (
+            {ROUTES, POOLS},
+            Settings(),
+            "NotEnabled",
+            ["gateway.enabled", "spec.route", "spec.inferencePool"],
+        ),
     ],
 )
 def test_what_a_route_lacks_is_named(known: set[str], settings: Settings, reason: str, parts: list[str]) -> None:
@@ -205,7 +217,7 @@ def test_the_condition_is_absent_without_a_route_and_not_part_of_ready() -> None
 
 
 def test_a_route_of_another_owner_is_a_conflict() -> None:
-    foreign = {"apiVersion": HTTPROUTE.rpartition("/")[0], "kind": "HTTPRoute", "metadata": {"name": "demo"}}
+    foreign = {"apiVersion": HTTP_ROUTES.api_version, "kind": "HTTPRoute", "metadata": {"name": "demo"}}
     observed = running(**route())
     found = judge(replace(observed, children={**observed.children, Ref.of(foreign): foreign}))["Accepted"]
     assert (found["reason"], "HTTPRoute demo" in found["message"]) == ("NameConflict", True)

@@ -14,8 +14,8 @@ from unmask_operator.activator.holder import Address, Holder
 from unmask_operator.activator.metrics import Metrics
 from unmask_operator.activator.targets import Target
 from unmask_operator.health import open_listener
+from unmask_operator.kinds import ENDPOINT_SLICES
 from unmask_operator.kube.client import Client
-from unmask_operator.kube.kinds import ENDPOINT_SLICES
 from unmask_operator.objects import FIELD_MANAGER, Key, Obj
 from unmask_operator.render.autoscaling import MANAGED_BY, SERVICE_OF_SLICE
 from unmask_operator.render.labels import PORT_NAME

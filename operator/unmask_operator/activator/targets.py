@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from runtime.config import BY_DEST
 from unmask_operator.api.autoscaling import Zero
+from unmask_operator.kinds import DLMS
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import DLMS
 from unmask_operator.objects import Key, Obj, number, section
 from unmask_operator.settings import INACTIVITY_SECONDS, WATCH_SECONDS, Backoffs, Settings
 

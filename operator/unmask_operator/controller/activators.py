@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from unmask_operator.api.autoscaling import ACTIVATOR_PORTS
 from unmask_operator.autoscaler.idle import Routing
+from unmask_operator.kinds import ENDPOINT_SLICES
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import ENDPOINT_SLICES
 from unmask_operator.objects import Key, Obj, Ref, number, section
 from unmask_operator.plan.observed import Activator
 from unmask_operator.render.autoscaling import SERVICE_OF_SLICE

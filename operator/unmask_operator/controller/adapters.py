@@ -6,9 +6,10 @@ gets an annotation with the digest of the list.
 
 import logging
 
+from unmask_operator.kinds import CONFIG_MAPS
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.objects import GROUP, Obj, Ref, digest
+from unmask_operator.objects import GROUP, Obj, digest
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render.adapters import follows, listed
 from unmask_operator.render.labels import adapters_config
@@ -28,7 +29,7 @@ def outdated_pods(observed: Observed) -> tuple[Obj, ...]:
 
     A pod that still starts is annotated once it is Ready, because the list may have changed since it was mounted.
     """
-    if Ref("v1", "ConfigMap", adapters_config(observed.name)) not in observed.children:
+    if CONFIG_MAPS.ref(adapters_config(observed.name)) not in observed.children:
         return ()
     now = list_hash(observed)
     return tuple(

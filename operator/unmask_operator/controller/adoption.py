@@ -3,10 +3,10 @@
 import logging
 from dataclasses import replace
 
+from unmask_operator.kinds import kind_of
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import kind_of
 from unmask_operator.objects import Key, Obj, Ref
 from unmask_operator.plan.adoption import orphans, owner_reference
 from unmask_operator.plan.observed import Observed

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from unmask_operator.controller.field_conflicts import FieldConflicts
+from unmask_operator.kinds import DEPLOYMENTS, kind_of
 from unmask_operator.kube.cache import Cache, slim
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import kind_of
 from unmask_operator.objects import Key, Obj, Ref, controller_uid
 from unmask_operator.plan.drift import WRITTEN_ONCE, content, with_secondary_family, written_form
 from unmask_operator.plan.observed import Observed
@@ -179,7 +179,7 @@ class Applier:
         Suspending, scaling and the autoscaler must work even if the API server refuses other fields.
         """
         live, key = outcome.observed.deployment, outcome.key
-        ref = Ref("apps/v1", "Deployment", key.name)
+        ref = DEPLOYMENTS.ref(key.name)
         if not live or ref in outcome.written:
             return
         replicas = outcome.plan.replicas
@@ -334,7 +334,7 @@ def _ordered(changes: list[Obj], observed: Observed, refused: Collection[Ref]) -
     revision and the Deployment follow these dependencies directly. They are the most likely ones to be refused, and no
     other child has changed then. Children in `refused` precede all others, the revision and the Deployment together.
     """
-    is_edit = Ref("apps/v1", "Deployment", observed.name) in observed.children
+    is_edit = DEPLOYMENTS.ref(observed.name) in observed.children
     kinds = ATOMIC_GROUP if any(ref.kind in ATOMIC_GROUP for ref in refused) else ()
 
     def position(child: Obj) -> int:

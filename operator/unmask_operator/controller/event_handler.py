@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Set
 
+from unmask_operator.kinds import DLMS, PODS, ApiKind
 from unmask_operator.kube.cache import Cache
-from unmask_operator.kube.kinds import DLMS, PODS, ApiKind
 from unmask_operator.objects import Key, Obj
 from unmask_operator.status.pods.pod_status import is_ready
 

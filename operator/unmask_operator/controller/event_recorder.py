@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from unmask_operator.kinds import EVENTS
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import EVENTS
 from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND, Key, Obj, seconds
 from unmask_operator.status.limits import EVENT_NOTE_LENGTH, EVENT_REASON_LENGTH, valid_bytes, valid_reason
 from unmask_operator.status.transitions import Event

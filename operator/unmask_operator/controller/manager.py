@@ -18,10 +18,10 @@ from unmask_operator.controller.pod_progress import PodProgress
 from unmask_operator.controller.reconciler import Reconciler
 from unmask_operator.controller.resync import Resync
 from unmask_operator.controller.workqueue import WorkQueue
+from unmask_operator.kinds import DLMS
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import DLMS
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key, Obj, Ref
 from unmask_operator.plan.observed import Observed

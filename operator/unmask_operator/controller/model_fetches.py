@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 import aiohttp
 
 from unmask_operator.controller.pod_progress import is_significant_change, runs, startup
+from unmask_operator.kinds import CLAIMS, JOBS, PODS
 from unmask_operator.kube.cache import Cache, owner_key, slim
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import CLAIMS, JOBS, PODS
 from unmask_operator.objects import FETCH_LABEL, Key, Obj, condition, controller_uid, section
 from unmask_operator.plan.model_fetch import finished
 from unmask_operator.plan.observed import FetchReport, Load

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from unmask_operator.kinds import NODES
 from unmask_operator.kube.cache import owner_key
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import NODES
 from unmask_operator.objects import Key, Obj, condition, section
 from unmask_operator.plan.plan import NODES_SECONDS
 from unmask_operator.status.pods.pod_status import unschedulable as pod_unschedulable

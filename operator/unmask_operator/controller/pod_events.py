@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from unmask_operator.kinds import EVENTS
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import EVENTS
 from unmask_operator.objects import Key, Obj, section
 from unmask_operator.plan.observed import PodEvent
 from unmask_operator.status.pods.event_messages import is_silent

@@ -11,10 +11,10 @@ from unmask_operator.controller.apply import Applier, Outcome
 from unmask_operator.controller.event_recorder import EventRecorder
 from unmask_operator.controller.field_conflicts import FieldConflicts
 from unmask_operator.controller.other_writers import ManifestWrites, OtherOperators
+from unmask_operator.kinds import DLMS, PODS, kind_of
 from unmask_operator.kube.cache import Cache, slim
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import DLMS, PODS, kind_of
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key, Obj, Ref, condition, controller_uid, merge_patch, section
 from unmask_operator.plan import scalers

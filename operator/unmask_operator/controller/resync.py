@@ -10,12 +10,12 @@ import sys
 from dataclasses import dataclass
 from typing import NoReturn
 
+from unmask_operator import kinds
 from unmask_operator.controller.event_handler import EventHandler
-from unmask_operator.kube import kinds
+from unmask_operator.kinds import ApiKind
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import ApiKind
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import SERVICE_LABEL, Key, Obj, section
 from unmask_operator.plan.optional_kinds import MISSING_CRD
@@ -26,7 +26,7 @@ from unmask_operator.status.conditions.route_ready import WAITING
 
 # A namespace is synced once these were listed in it. If a child of another kind is missing from the cache, its create
 # fails and it is read. Without revisions, pods would be created from a new template.
-NEEDED = {kinds.DLMS, kinds.PODS, kinds.REVISIONS, kinds.kind_of("apps/v1", "Deployment")}
+NEEDED = {kinds.DLMS, kinds.PODS, kinds.REVISIONS, kinds.DEPLOYMENTS}
 LISTS_AT_ONCE = 2  # each holds a page in memory
 PERIOD_SECONDS = 600.0  # between two lists of a kind
 AFTER_KOPF_SECONDS = 30.0  # from a list by kopf, which reports no deletions, to the next list by the resync

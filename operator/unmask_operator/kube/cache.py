@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 from unmask_operator.api.service import without_nulls
-from unmask_operator.kube.kinds import DLMS, PODS, ApiKind
+from unmask_operator.kinds import DLMS, PODS, ApiKind
 from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, Key, Obj, Ref
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # annotation with a copy of the resource as text

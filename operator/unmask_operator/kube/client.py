@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 
+from unmask_operator.kinds import DEPLOYMENTS, DLMS, LEASES, PODS, REVISIONS, ApiKind, kind_of
 from unmask_operator.kube.credentials import BEARER, Credentials, Identity, LoginError
 from unmask_operator.kube.errors import ApiError, api_error
-from unmask_operator.kube.kinds import DLMS, LEASES, PODS, REVISIONS, ApiKind, kind_of
 from unmask_operator.objects import FIELD_MANAGER, Key, Obj
 
 PAGE = 100  # objects per page of a list: a page must not block the event loop for long or take much memory
@@ -375,7 +375,7 @@ class Client:
 
         Validation and admission of the Deployment's other fields do not apply. ApiError.conflict: the uid differs.
         """
-        path = kind_of("apps/v1", "Deployment").path(namespace, name, "scale")
+        path = DEPLOYMENTS.path(namespace, name, "scale")
         return await self.merge(path, {"metadata": {"uid": uid}, "spec": {"replicas": replicas}})
 
     async def update_lease(self, lease: Obj, timeout: float) -> Obj:

@@ -6,12 +6,12 @@ These are KEDA's ScaledObject, and the EndpointSlices by which the Service of an
 import math
 
 from unmask_operator.api import DiffusionLMService
+from unmask_operator.kinds import AUTOSCALERS, SCALED_OBJECTS
 from unmask_operator.objects import Obj, Ref, condition, controller_uid, number
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render.autoscaling import activator_slices, scaled_object
 from unmask_operator.render.labels import engine_name
 
-HPA, SCALED_OBJECT = ("autoscaling/v2", "HorizontalPodAutoscaler"), ("keda.sh/v1alpha1", "ScaledObject")
 SCALE_DOWN_SECONDS = 300  # default of Kubernetes
 LONGEST_SECONDS = 3600  # that the API allows
 LOAD_TIME_FACTOR = 2  # as the Builtin autoscaler
@@ -46,9 +46,9 @@ def waits_for_deletion(child: Obj, observed: Observed) -> bool:
         return False
     match child["kind"]:
         case "ScaledObject":
-            return bool(observed.own(*HPA, name))
+            return bool(observed.own(AUTOSCALERS, name))
         case "HorizontalPodAutoscaler":
-            return bool(observed.own(*SCALED_OBJECT, name)) or Ref(*HPA, f"keda-hpa-{name}") in observed.children
+            return bool(observed.own(SCALED_OBJECTS, name)) or AUTOSCALERS.ref(f"keda-hpa-{name}") in observed.children
     return False
 
 
@@ -58,7 +58,7 @@ def scale_down_seconds(observed: Observed) -> int:
     Without a Ready pod it is that of the live ScaledObject.
     """
     if not observed.longest_load:
-        live = observed.own(*SCALED_OBJECT, engine_name(observed.name))
+        live = observed.own(SCALED_OBJECTS, engine_name(observed.name))
         return number(live.get("spec"), "cooldownPeriod", SCALE_DOWN_SECONDS)
     minutes = math.ceil(LOAD_TIME_FACTOR * observed.longest_load / 60)  # whole ones, so that it changes seldom
     return min(max(60 * minutes, SCALE_DOWN_SECONDS), LONGEST_SECONDS)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService
+from unmask_operator.kinds import CLAIMS, JOBS
 from unmask_operator.objects import Obj, Ref, controller_uid, quantity
 from unmask_operator.plan.observed import FetchReport, Observed
 from unmask_operator.render import model_cache
@@ -159,12 +160,12 @@ def _live_claim(resource: DiffusionLMService, observed: Observed) -> Obj | None:
     pvc = resource.spec.model_cache.pvc
     if pvc is not None and pvc.claim_name:
         return observed.claim
-    live = observed.children.get(Ref("v1", "PersistentVolumeClaim", claim_name(resource.name)))
+    live = observed.children.get(CLAIMS.ref(claim_name(resource.name)))
     return live if live and controller_uid(live) == resource.uid else None
 
 
 def _job_ref(resource: DiffusionLMService, source: str, claim: Obj) -> Ref:
-    return Ref("batch/v1", "Job", model_cache.job_name(resource, source, claim["metadata"]["uid"]))
+    return JOBS.ref(model_cache.job_name(resource, source, claim["metadata"]["uid"]))
 
 
 def _capacity(claim: Obj) -> object:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
+from unmask_operator.kinds import DEPLOYMENTS, ApiKind
 from unmask_operator.objects import Key, Obj, Ref, controller_uid
 from unmask_operator.render.revision import Revision, UnsupportedRevision, controlled_revisions
 
@@ -131,14 +132,14 @@ class Observed:
     def key(self) -> Key:
         return Key.of(self.resource)
 
-    def own(self, api_version: str, kind: str, name: str) -> Obj:
+    def own(self, kind: ApiKind, name: str) -> Obj:
         """Returns a live object that the resource controls, or {}."""
-        found = self.children.get(Ref(api_version, kind, name), {})
+        found = self.children.get(kind.ref(name), {})
         return found if found and controller_uid(found) == self.uid else {}
 
     @property
     def deployment(self) -> Obj:
-        return self.own("apps/v1", "Deployment", self.name)
+        return self.own(DEPLOYMENTS, self.name)
 
     @cached_property
     def template_revisions(self) -> list[Revision | UnsupportedRevision]:

@@ -1,75 +1,34 @@
 """Children whose kind the cluster may lack, or whose permissions the chart may not grant."""
 
-from dataclasses import dataclass
-
+from unmask_operator import kinds
 from unmask_operator.objects import Obj
-from unmask_operator.plan.autoscaling import SCALED_OBJECT
 from unmask_operator.plan.observed import Observed
-from unmask_operator.render.children import PODMONITOR
-from unmask_operator.render.devices import CLAIMTEMPLATE
-from unmask_operator.render.route import HTTPROUTE, INFERENCEPOOL
 from unmask_operator.settings import Settings
 
 MISSING_CRD, NOT_ENABLED = "MissingCRD", "NotEnabled"  # reasons of a condition
-
-
-@dataclass(frozen=True)
-class OptionalKind:
-    """A kind that not every cluster has.
-
-    Attributes:
-        condition: type of the condition that reports its absence. With "Accepted", no child of the spec is written.
-        field: the field of the spec that asks for it.
-        absence: what the cluster lacks.
-        fix: what installs it.
-        value: value of the chart that grants permissions on it, and name of the setting; "": always granted.
-    """
-
-    condition: str
-    field: str
-    absence: str
-    fix: str
-    value: str = ""
-
-
-def _crd(condition: str, field: str, name: str, origin: str, value: str = "") -> OptionalKind:
-    absence = f"the CustomResourceDefinition {name} is not installed"
-    return OptionalKind(condition, field, absence, f"install {origin}", value)
-
-
+# The type of the condition that reports the absence, the field of the spec that asks for the kind, and the fix. With
+# "Accepted", no child of the spec is written.
 KINDS = {
-    PODMONITOR: _crd(
-        "UpToDate", "spec.monitoring.podMonitor", "podmonitors.monitoring.coreos.com", "the Prometheus operator"
-    ),
-    "/".join(SCALED_OBJECT): _crd("ScalingReady", "spec.autoscaling.provider", "scaledobjects.keda.sh", "KEDA", "keda"),
-    CLAIMTEMPLATE: OptionalKind(
-        "Accepted",
-        "spec.gpu.deviceClassName",
-        f"the cluster does not serve {CLAIMTEMPLATE}",
-        "upgrade it to Kubernetes 1.34 or newer",
-        "dra",
-    ),
-    HTTPROUTE: _crd("RouteReady", "spec.route", "httproutes.gateway.networking.k8s.io", "the Gateway API", "gateway"),
-    INFERENCEPOOL: _crd(
-        "RouteReady",
-        "spec.inferencePool",
-        "inferencepools.inference.networking.k8s.io",
-        "the Gateway API Inference Extension",
-        "gateway",
-    ),
+    kinds.POD_MONITORS: ("UpToDate", "spec.monitoring.podMonitor", "install the Prometheus operator"),
+    kinds.SCALED_OBJECTS: ("ScalingReady", "spec.autoscaling.provider", "install KEDA"),
+    kinds.CLAIM_TEMPLATES: ("Accepted", "spec.gpu.deviceClassName", "upgrade it to Kubernetes 1.34 or newer"),
+    kinds.HTTP_ROUTES: ("RouteReady", "spec.route", "install the Gateway API"),
+    kinds.INFERENCE_POOLS: ("RouteReady", "spec.inferencePool", "install the Gateway API Inference Extension"),
 }
 
 
 def problem_of(child: Obj, observed: Observed, settings: Settings) -> tuple[str, str, str] | None:
     """Returns the condition, reason and message for a child that cannot be written; None if it can be."""
-    api = f"{child['apiVersion']}/{child['kind']}"
-    kind = KINDS.get(api)
-    if kind is None:
+    kind = kinds.kind_of(child["apiVersion"], child["kind"])
+    if kind not in KINDS:
         return None
-    if kind.value and not getattr(settings, kind.value):
-        fix = f"set {kind.value}.enabled of the operator's chart, or remove the field"
-        sentence = f"{kind.field}: the operator has no permission for the kind {child['kind']}; {fix}"
-        return kind.condition, NOT_ENABLED, sentence
-    if api not in observed.apis:
-        return kind.condition, MISSING_CRD, f"{kind.field}: {kind.absence}; {kind.fix} or remove the field"
-    return None
+    (condition, field, fix), value = KINDS[kind], kinds.GRANTED.get(kind)
+    if value and not getattr(settings, value):
+        fix = f"set {value}.enabled of the operator's chart, or remove the field"
+        return condition, NOT_ENABLED, f"{field}: the operator has no permission for the kind {kind.kind}; {fix}"
+    if kind.api in observed.apis:
+        return None
+    absence = f"the CustomResourceDefinition {kind.plural}.{kind.group} is not installed"
+    if kind == kinds.CLAIM_TEMPLATES:  # a kind of Kubernetes itself
+        absence = f"the cluster does not serve {kind.api}"
+    return condition, MISSING_CRD, f"{field}: {absence}; {fix} or remove the field"

@@ -6,6 +6,7 @@ from functools import partial
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.spec import CHILD_OF
+from unmask_operator.kinds import CONFIG_MAPS
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.plan import autoscaling
 from unmask_operator.plan.adoption import adopted_revision, is_orphan, owner_reference
@@ -218,7 +219,7 @@ def _kinds_left(resource: DiffusionLMService) -> set[str | None]:
 
 def _commits(observed: Observed, revision: Revision | None) -> dict[str, str]:
     """Returns the commits of hf:// models of all revisions by key; "" until a pod reports one."""
-    known = recorded(observed.own("v1", "ConfigMap", model_config(observed.name)))
+    known = recorded(observed.own(CONFIG_MAPS, model_config(observed.name)))
     reported: dict[str, str] = {}
     for pod in sorted(observed.pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
         if (key := key_of(pod)) and (commit := observed.revisions.get(pod["metadata"]["uid"])):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService, Spec
+from unmask_operator.kinds import CONFIG_MAPS
 from unmask_operator.objects import Obj, Ref
 from unmask_operator.render import model
 from unmask_operator.render.labels import adapters_config, child
@@ -38,12 +39,12 @@ def config_map(resource: DiffusionLMService) -> Obj | None:
     if not spec.lora or not are_followed(spec):
         return None
     data = {one.name: model.adapter(one) for one in spec.lora.adapters}
-    return child(resource, "v1", "ConfigMap", adapters_config(resource.name), data=data)
+    return child(resource, CONFIG_MAPS, adapters_config(resource.name), data=data)
 
 
 def listed(children: Mapping[Ref, Obj], name: str) -> dict[str, str]:
     """Returns the adapter locations by name in the live ConfigMap of the resource `name`."""
-    live = children.get(Ref("v1", "ConfigMap", adapters_config(name)), {})
+    live = children.get(CONFIG_MAPS.ref(adapters_config(name)), {})
     return live.get("data") or {}
 
 

@@ -8,6 +8,7 @@ Both autoscalers scale the custom resource, and the operator copies the replicas
 
 from collections.abc import Mapping
 
+from unmask_operator import kinds
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES, KEDA_POLLING_SECONDS, Autoscaling, Keda
 from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND, Obj
@@ -40,7 +41,7 @@ def hpa(resource: DiffusionLMService) -> Obj | None:
     }
     if scaling.behavior:
         spec["behavior"] = scaling.behavior.model_dump(by_alias=True, exclude_none=True)
-    return child(resource, "autoscaling/v2", "HorizontalPodAutoscaler", engine_name(resource.name), spec=spec)
+    return child(resource, kinds.AUTOSCALERS, engine_name(resource.name), spec=spec)
 
 
 def scaled_object(resource: DiffusionLMService, scale_down_seconds: int) -> Obj | None:
@@ -75,7 +76,7 @@ def scaled_object(resource: DiffusionLMService, scale_down_seconds: int) -> Obj 
     }
     if keda.fallback_replicas is not None:
         spec["fallback"] = {"failureThreshold": FAILED_POLLS, "replicas": keda.fallback_replicas}
-    return child(resource, "keda.sh/v1alpha1", "ScaledObject", engine_name(resource.name), spec=spec)
+    return child(resource, kinds.SCALED_OBJECTS, engine_name(resource.name), spec=spec)
 
 
 def _scale_target(resource: DiffusionLMService) -> Obj:
@@ -131,7 +132,7 @@ def activator_slices(resource: DiffusionLMService, port: int, addresses: Mapping
         ports = [{"name": PORT_NAME, "port": port, "protocol": "TCP", "appProtocol": "http"}]
         fields = {"addressType": family, "endpoints": endpoints, "ports": ports}
         name = f"{activator_slice(resource.name)}{suffix}"
-        one = child(resource, "discovery.k8s.io/v1", "EndpointSlice", name, **fields)
+        one = child(resource, kinds.ENDPOINT_SLICES, name, **fields)
         one["metadata"]["labels"] |= {SERVICE_OF_SLICE: resource.name, MANAGED_BY: FIELD_MANAGER}
         made.append(one)
     return made

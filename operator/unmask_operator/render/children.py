@@ -1,16 +1,15 @@
 """Renders the children that are configured by sections outside the pod template."""
 
+from unmask_operator import kinds
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import SERVICE_LABEL, Obj
 from unmask_operator.render.labels import PORT, PORT_NAME, annotate, child, engine_name, labels, selector
 from unmask_operator.settings import Settings
 
-PODMONITOR = "monitoring.coreos.com/v1/PodMonitor"  # an entry of `Observed.apis`
-
 
 def serviceaccount(resource: DiffusionLMService) -> Obj:
     """Renders the ServiceAccount of the pods, without permissions or a mounted token."""
-    made = child(resource, "v1", "ServiceAccount", engine_name(resource.name), automountServiceAccountToken=False)
+    made = child(resource, kinds.SERVICE_ACCOUNTS, engine_name(resource.name), automountServiceAccountToken=False)
     annotate(made, resource.spec.service_account.annotations)
     return made
 
@@ -27,7 +26,7 @@ def service(owner: DiffusionLMService) -> Obj:
     }
     optional = requested.model_dump(by_alias=True, exclude_none=True, exclude={"type", "port", "annotations"})
     spec = {"type": requested.type, "selector": selector(owner.name), "ports": [port], **optional}
-    made = child(owner, "v1", "Service", owner.name, spec=spec)
+    made = child(owner, kinds.SERVICES, owner.name, spec=spec)
     annotate(made, requested.annotations)
     return made
 
@@ -61,7 +60,7 @@ def networkpolicy(resource: DiffusionLMService, settings: Settings) -> Obj | Non
         "policyTypes": ["Ingress"],
         "ingress": [{"from": [*clients, *operators, *collectors], "ports": [{"protocol": "TCP", "port": PORT}]}],
     }
-    return child(resource, "networking.k8s.io/v1", "NetworkPolicy", engine_name(resource.name), spec=spec)
+    return child(resource, kinds.NETWORK_POLICIES, engine_name(resource.name), spec=spec)
 
 
 def pdb(resource: DiffusionLMService) -> Obj | None:
@@ -75,7 +74,7 @@ def pdb(resource: DiffusionLMService) -> Obj | None:
         "selector": {"matchLabels": selector(resource.name)},
         "unhealthyPodEvictionPolicy": "AlwaysAllow",  # an unready pod must not block a drain
     }
-    return child(resource, "policy/v1", "PodDisruptionBudget", engine_name(resource.name), spec=spec)
+    return child(resource, kinds.DISRUPTION_BUDGETS, engine_name(resource.name), spec=spec)
 
 
 def podmonitor(resource: DiffusionLMService) -> Obj | None:
@@ -89,7 +88,6 @@ def podmonitor(resource: DiffusionLMService) -> Obj | None:
         "jobLabel": SERVICE_LABEL,  # label `job` of the metrics is the resource's name
         "podMetricsEndpoints": [endpoint],
     }
-    api_version, _, kind = PODMONITOR.rpartition("/")
-    made = child(resource, api_version, kind, engine_name(resource.name), spec=spec)
+    made = child(resource, kinds.POD_MONITORS, engine_name(resource.name), spec=spec)
     made["metadata"]["labels"] = {**resource.spec.common_labels, **monitor.labels, **labels(resource.name)}
     return made

@@ -1,10 +1,10 @@
 """Renders claims of Dynamic Resource Allocation for the GPUs of pods."""
 
 from unmask_operator.api import DiffusionLMService
+from unmask_operator.kinds import CLAIM_TEMPLATES
 from unmask_operator.objects import Obj, digest
 from unmask_operator.render.labels import child
 
-CLAIMTEMPLATE = "resource.k8s.io/v1/ResourceClaimTemplate"  # an entry of `Observed.apis`
 _CLAIM = "gpu"  # name of the claim of gpu.deviceClassName in the pod, and of its request
 
 
@@ -25,8 +25,7 @@ def claim_template(resource: DiffusionLMService) -> Obj | None:
     """
     if (spec := _claim_spec(resource)) is None:
         return None
-    api_version, _, kind = CLAIMTEMPLATE.rpartition("/")
-    return child(resource, api_version, kind, _template_name(resource, spec), spec={"spec": spec})
+    return child(resource, CLAIM_TEMPLATES, _template_name(resource, spec), spec={"spec": spec})
 
 
 def templates_of(template: Obj) -> set[str]:

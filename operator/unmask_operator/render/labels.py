@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService
+from unmask_operator.kinds import ApiKind
 from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, TEMPLATE_LABEL, Obj, Ref, section
 
 PORT = 8000  # the runtime's HTTP port
@@ -98,7 +99,7 @@ def url(host: str, port: int = 80) -> str:
     return f"http://{host}{'' if port == 80 else f':{port}'}/v1"
 
 
-def child(resource: DiffusionLMService, api_version: str, kind: str, name: str, **fields: object) -> Obj:
+def child(resource: DiffusionLMService, kind: ApiKind, name: str, **fields: object) -> Obj:
     """Returns a child with the common labels and annotations; `fields` are its members except metadata."""
     spec = resource.spec
     metadata: Obj = {
@@ -108,7 +109,7 @@ def child(resource: DiffusionLMService, api_version: str, kind: str, name: str, 
     }
     if spec.common_annotations:
         metadata["annotations"] = dict(spec.common_annotations)
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, **fields}
 
 
 def annotate(made: Obj, annotations: Mapping[str, str]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from unmask_operator.api import DiffusionLMService, Spec, SpecError
 from unmask_operator.api.lora import Adapter
+from unmask_operator.kinds import CONFIG_MAPS
 from unmask_operator.objects import Obj, section
 from unmask_operator.render.labels import child, main_container, model_config
 
@@ -58,7 +59,7 @@ def config_map(resource: DiffusionLMService, commits: Mapping[str, str]) -> Obj 
     if not commits:
         return None
     data = {name: f"@{commit}" if commit else "" for name, commit in commits.items()}
-    return child(resource, "v1", "ConfigMap", model_config(resource.name), data=data)
+    return child(resource, CONFIG_MAPS, model_config(resource.name), data=data)
 
 
 def recorded(live: Mapping[str, Any]) -> dict[str, str]:

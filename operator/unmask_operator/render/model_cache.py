@@ -10,6 +10,7 @@ from typing import Any
 
 from unmask_operator.api import DiffusionLMService, Spec
 from unmask_operator.api.model_cache import DEFAULT_MODES
+from unmask_operator.kinds import CLAIMS, JOBS
 from unmask_operator.objects import FETCH_LABEL, SERVICE_LABEL, TEMPLATE_LABEL, Obj, digest
 from unmask_operator.render import ca_bundle
 from unmask_operator.render.labels import MAIN, child, claim_name, fetch_name, labels
@@ -100,7 +101,7 @@ def claim(resource: DiffusionLMService) -> Obj | None:
     }
     if pvc.storage_class_name is not None:
         spec["storageClassName"] = pvc.storage_class_name
-    return child(resource, "v1", "PersistentVolumeClaim", claim_name(resource.name), spec=spec)
+    return child(resource, CLAIMS, claim_name(resource.name), spec=spec)
 
 
 def job_name(resource: DiffusionLMService, source: str, claim_uid: str) -> str:
@@ -123,7 +124,7 @@ def job(
     """
     pvc, fetch = resource.spec.model_cache.pvc, resource.spec.model_cache.fetch
     assert pvc is not None
-    made = child(resource, "batch/v1", "Job", name)
+    made = child(resource, JOBS, name)
     pod = _pod(resource, settings, template)
     (container,) = pod["spec"]["containers"]
     uri = resource.spec.model.uri + (f"@{revision}" if revision else "")

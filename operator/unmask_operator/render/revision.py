@@ -19,6 +19,7 @@ from typing import Any
 from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.service import without_nulls
 from unmask_operator.api.spec import OUTSIDE_POD_TEMPLATE, SCALE
+from unmask_operator.kinds import REVISIONS
 from unmask_operator.objects import RESTARTED_AT, Obj, controller_uid, section
 from unmask_operator.render.labels import child, main_container, revision_name
 from unmask_operator.render.model_cache import commit_in
@@ -166,4 +167,4 @@ def controller_revision(resource: DiffusionLMService, revision: Revision) -> Obj
         "template": revision.rendered_pod.template,
     }
     name = revision_name(resource.name, revision.number)
-    return child(resource, "apps/v1", "ControllerRevision", name, revision=revision.number, data=data)
+    return child(resource, REVISIONS, name, revision=revision.number, data=data)

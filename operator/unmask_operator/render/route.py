@@ -7,12 +7,10 @@ from typing import Any
 
 from runtime.config import BY_DEST
 from unmask_operator.api import DiffusionLMService
+from unmask_operator.kinds import HTTP_ROUTES, INFERENCE_POOLS
 from unmask_operator.objects import Obj
 from unmask_operator.render.labels import PORT, annotate, child, labels, main_container, selector
 
-# entries of `Observed.apis`
-HTTPROUTE = "gateway.networking.k8s.io/v1/HTTPRoute"
-INFERENCEPOOL = "inference.networking.k8s.io/v1/InferencePool"
 ENGINE_LABEL = {"llm-d.ai/engine-type": "unmask"}  # tells an endpoint picker how to read the pod's metrics
 _SLACK_SECONDS = 20  # the engine's own timeout, which has an error message, comes first
 _LONGEST_SECONDS = 99_999  # five digits are the most that a duration of the Gateway API may have
@@ -31,7 +29,7 @@ def httproute(resource: DiffusionLMService, template: Mapping[str, Any]) -> Obj 
         return None
     own: Obj = {"group": "", "kind": "Service", "name": resource.name, "port": resource.spec.service.port}
     if resource.spec.inference_pool is not None:
-        own = {"group": INFERENCEPOOL.split("/")[0], "kind": "InferencePool", "name": resource.name, "port": PORT}
+        own = {"group": INFERENCE_POOLS.group, "kind": "InferencePool", "name": resource.name, "port": PORT}
     others = [
         {"group": "", "kind": "Service", "name": other.service, "port": other.port, "weight": other.weight}
         for other in route.backends
@@ -52,7 +50,7 @@ def httproute(resource: DiffusionLMService, template: Mapping[str, Any]) -> Obj 
     }
     if route.hostnames:
         spec["hostnames"] = list(route.hostnames)
-    made = child(resource, HTTPROUTE.rpartition("/")[0], "HTTPRoute", resource.name, spec=spec)
+    made = child(resource, HTTP_ROUTES, resource.name, spec=spec)
     made["metadata"]["labels"] = {**resource.spec.common_labels, **route.labels, **labels(resource.name)}
     annotate(made, route.annotations)
     return made
@@ -75,7 +73,7 @@ def inferencepool(resource: DiffusionLMService) -> Obj | None:
             "port": {"number": picker.port},
             "failureMode": picker.failure_mode,
         }
-    return child(resource, INFERENCEPOOL.rpartition("/")[0], "InferencePool", resource.name, spec=spec)
+    return child(resource, INFERENCE_POOLS, resource.name, spec=spec)
 
 
 def _request_timeout(template: Mapping[str, Any]) -> str:

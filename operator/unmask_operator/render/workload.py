@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService
+from unmask_operator.kinds import DEPLOYMENTS
 from unmask_operator.objects import Obj, number, section
 from unmask_operator.render.labels import child, main_container, selector
 
@@ -36,7 +37,7 @@ def deployment(resource: DiffusionLMService, template: Obj) -> Obj:
         "revisionHistoryLimit": 3,
         "template": template,
     }
-    made = child(resource, "apps/v1", "Deployment", resource.name, spec=spec)
+    made = child(resource, DEPLOYMENTS, resource.name, spec=spec)
     made["metadata"]["labels"] = {**_recommended(template), **made["metadata"]["labels"]}
     return made
 

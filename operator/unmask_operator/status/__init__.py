@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from unmask_operator.kinds import CONFIG_MAPS, SERVICES
 from unmask_operator.objects import SERVICE_LABEL, Obj, Ref, number, section
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
@@ -121,7 +122,7 @@ def _template(inputs: StatusInput) -> Obj:
 
 def _external(inputs: StatusInput) -> list[Obj]:
     """Returns the addresses that the live Service has from its load balancer."""
-    live = inputs.observed.own("v1", "Service", inputs.observed.name)
+    live = inputs.observed.own(SERVICES, inputs.observed.name)
     spec = section(live, "spec")
     if spec.get("type") != "LoadBalancer":
         return []
@@ -132,7 +133,7 @@ def _external(inputs: StatusInput) -> list[Obj]:
 
 
 def _model(inputs: StatusInput) -> Obj | None:
-    ref = Ref("v1", "ConfigMap", model_config(inputs.observed.name))
+    ref = CONFIG_MAPS.ref(model_config(inputs.observed.name))
     commits = next((recorded(child) for child in inputs.plan.children if Ref.of(child) == ref), {})
     if inputs.plan.fetch:
         return {"revision": inputs.plan.fetch.commit} if inputs.plan.fetch.commit else None

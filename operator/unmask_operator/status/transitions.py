@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from unmask_operator.objects import Obj, seconds
 
 # Reasons of normal operation: a condition that is False for one of them causes no Warning.
-EXPECTED_REASONS = frozenset(
-    [
-        *("Pending", "Starting", "Loading", "Progressing", "NoReadyPods", "Waiting", "NoReplicas", "NotAccepted"),
-        *("Waking", "Downloading", "WaitingForQueue"),
-    ]
-)
+EXPECTED_REASONS = {
+    *("Pending", "Starting", "Loading", "Progressing", "NoReadyPods", "Waiting", "NoReplicas", "NotAccepted"),
+    *("Waking", "Downloading", "WaitingForQueue"),
+}
 # Reasons of the Events for conditions that become True, by condition type.
 _NAMED_LIKE_THE_CONDITION = ("Accepted", "ModelCached", "ModelLoaded", "RolloutComplete", "AdaptersLoaded", "Ready")
 EVENT_REASONS = {

@@ -12,8 +12,8 @@ from unmask_operator.activator.metrics import Metrics
 from unmask_operator.activator.server import Server
 from unmask_operator.activator.targets import Target
 from unmask_operator.api.autoscaling import Zero
+from unmask_operator.kinds import ENDPOINT_SLICES
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import ENDPOINT_SLICES
 from unmask_operator.objects import Key, Obj
 from unmask_operator.render.autoscaling import MANAGED_BY
 

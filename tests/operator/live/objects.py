@@ -11,7 +11,7 @@ from e2e.cluster import ApiError, Kube
 from e2e.cluster.binaries import module_directory
 from e2e.cluster.config import environment
 from tests.operator.samples import resource as sample
-from unmask_operator.kube.kinds import CHILDREN, OPTIONAL, POD_MONITORS, SCALED_OBJECTS, ApiKind
+from unmask_operator.kinds import CHILDREN, OPTIONAL, POD_MONITORS, SCALED_OBJECTS, ApiKind
 from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, controller_uid
 
 Obj = dict[str, Any]

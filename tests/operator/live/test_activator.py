@@ -9,7 +9,7 @@ from e2e.cluster import ApiServer, Kube
 from e2e.cluster.operator_process import ActivatorProcess, OperatorProcess, activator_pod, reset_lease
 from tests.operator.live.objects import demo, read, wait_condition
 from tests.wait import TIMEOUT
-from unmask_operator.kube.kinds import ENDPOINT_SLICES
+from unmask_operator.kinds import ENDPOINT_SLICES
 
 pytestmark = pytest.mark.cluster
 

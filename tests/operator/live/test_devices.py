@@ -7,7 +7,7 @@ import pytest
 from e2e.cluster import ApiServer, Kube
 from e2e.cluster.operator_process import OperatorProcess, install
 from tests.operator.live.objects import accepted, demo, policy, updates, wait_condition, wait_settled
-from unmask_operator.kube.kinds import CLAIM_TEMPLATES
+from unmask_operator.kinds import CLAIM_TEMPLATES
 from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = pytest.mark.cluster

@@ -4,7 +4,7 @@ import pytest
 
 from e2e.cluster import Kube
 from tests.operator.live.objects import POD_MONITOR_CRD, demo, wait_condition
-from unmask_operator.kube.kinds import POD_MONITORS
+from unmask_operator.kinds import POD_MONITORS
 
 pytestmark = pytest.mark.cluster
 

@@ -17,7 +17,7 @@ from tests.operator.live.objects import (
     wait_condition,
 )
 from unmask_operator.controller.adapters import LIST_HASH
-from unmask_operator.kube.kinds import CHILDREN, ENDPOINT_SLICES, ApiKind, kind_of
+from unmask_operator.kinds import CHILDREN, ENDPOINT_SLICES, ApiKind, kind_of
 from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = pytest.mark.cluster

@@ -4,7 +4,7 @@ import pytest
 
 from e2e.cluster import Kube
 from tests.operator.live.objects import Obj, accepted, condition, demo, read, wait_condition
-from unmask_operator.kube.kinds import DLMS
+from unmask_operator.kinds import DLMS
 from unmask_operator.objects import API_VERSION, KIND
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]

@@ -10,7 +10,7 @@ from e2e.cluster import ApiServer, Kube
 from e2e.cluster.operator_process import OperatorProcess, install
 from tests.operator.live.objects import Obj, accepted, demo, gateway_crds, wait_condition
 from tests.operator.samples import kinds, make, observe
-from unmask_operator.kube.kinds import HTTP_ROUTES, INFERENCE_POOLS
+from unmask_operator.kinds import HTTP_ROUTES, INFERENCE_POOLS
 
 pytestmark = pytest.mark.cluster
 

@@ -6,7 +6,7 @@ import pytest
 
 from e2e.cluster import ApiError, Kube
 from tests.operator.live.objects import accepted, demo, read, wait_condition
-from unmask_operator.kube.kinds import DLMS
+from unmask_operator.kinds import DLMS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]
 

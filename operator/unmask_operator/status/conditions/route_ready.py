@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.route import GATEWAY_GROUP
+from unmask_operator.kinds import HTTP_ROUTES, INFERENCE_POOLS
 from unmask_operator.objects import Obj, condition, number, section
-from unmask_operator.render.route import HTTPROUTE, INFERENCEPOOL
 from unmask_operator.status.condition import Condition, false, true, unknown
 from unmask_operator.status.status_input import StatusInput
 
@@ -45,8 +45,8 @@ def evaluate(inputs: StatusInput) -> Condition | None:
     if unread := inputs.plan.unread.get("route"):
         return unknown("UnknownValue", f"spec.route has a value that this operator does not know: {unread}")
     name, own = inputs.observed.name, inputs.observed.own
-    route = own(HTTPROUTE.rpartition("/")[0], "HTTPRoute", name)
-    pool = own(INFERENCEPOOL.rpartition("/")[0], "InferencePool", name)
+    route = own(HTTP_ROUTES, name)
+    pool = own(INFERENCE_POOLS, name)
     if has_route and not route:
         return unknown(WAITING, f"HTTPRoute {name} does not exist yet")
     reports = [*_reports(route), *_reports(pool)]

@@ -5,6 +5,7 @@ The condition is present with `spec.autoscaling`, and while further replicas of 
 
 from collections.abc import Mapping
 
+from unmask_operator.kinds import AUTOSCALERS, SCALED_OBJECTS
 from unmask_operator.objects import Obj, condition, section
 from unmask_operator.plan.scalers import other_scaler
 from unmask_operator.render.labels import engine_name
@@ -56,7 +57,7 @@ def _previous_condition(inputs: StatusInput) -> Condition | None:
 
 
 def _hpa(inputs: StatusInput) -> Condition:
-    hpa = inputs.observed.own("autoscaling/v2", "HorizontalPodAutoscaler", engine_name(inputs.observed.name))
+    hpa = inputs.observed.own(AUTOSCALERS, engine_name(inputs.observed.name))
     if not hpa:
         return unknown("Waiting", "the HorizontalPodAutoscaler does not exist yet")
     conditions = {c["type"]: c for c in section(hpa, "status").get("conditions") or ()}
@@ -72,7 +73,7 @@ def _keda(inputs: StatusInput) -> Condition:
 
     Without a Ready pod the triggers of targets have nothing to read. At 0 replicas this error is normal.
     """
-    live = inputs.observed.own("keda.sh/v1alpha1", "ScaledObject", engine_name(inputs.observed.name))
+    live = inputs.observed.own(SCALED_OBJECTS, engine_name(inputs.observed.name))
     if not live:
         return unknown("Waiting", "the ScaledObject does not exist yet")
     conditions = {c["type"]: c for c in section(live, "status").get("conditions") or ()}

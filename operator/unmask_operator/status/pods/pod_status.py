@@ -29,10 +29,8 @@ def name(pod: Obj) -> str:
 
 def is_live(pod: Obj) -> bool:
     """Returns whether the pod is pending or running, and not terminating."""
-    return not pod["metadata"].get("deletionTimestamp") and section(pod, "status").get("phase") not in (
-        "Failed",
-        "Succeeded",
-    )
+    is_over = section(pod, "status").get("phase") in ("Failed", "Succeeded")
+    return not is_over and not pod["metadata"].get("deletionTimestamp")
 
 
 def is_ready(pod: Obj) -> bool:

@@ -105,12 +105,8 @@ def _uncordon(excluded: Sequence[ExcludedNode]) -> str:
 def _fix_taint(key: str, has_gpu: bool, excluded: Sequence[ExcludedNode]) -> str:
     if key == CORDON_TAINT:
         return _uncordon(excluded)
-    if key in CONTROL_PLANE_TAINTS:
-        return f"add a worker node, or tolerate {key} in {POD_SPEC}.tolerations to use control plane nodes"
-    if key in _TEMPORARY_TAINTS:
-        return _TEMPORARY_TAINTS[key]
-    if key.endswith(("/agent-not-ready", "/not-ready")):
-        return "the node is still starting; if that does not end, check the agent that removes the taint"
+    if fix := next((fix for pattern, fix in _TAINT_FIXES.items() if re.fullmatch(pattern, key)), None):
+        return fix.replace("TAINT", key)
     if not key and excluded:
         return _fix_unnamed_taints(has_gpu, excluded)
     named = f"a toleration of {key}" if key else "tolerations of the taints that kubectl describe node lists"
@@ -144,22 +140,22 @@ ephemeral-storage: lower spec.modelCache.emptyDir.sizeLimit or spec.resources.re
 hugepages-.*: lower spec.resources.limits.RESOURCE, or reserve more of them on the nodes
 .*: add a node that has RESOURCE, or correct what requests it: spec.gpu.resourceName, spec.resources or {POD_SPEC}
 """)
-# Taints that Kubernetes, cloud providers and autoscalers set temporarily. A toleration would be the wrong fix.
-_TEMPORARY_TAINTS = rows("""
-node.kubernetes.io/not-ready: the node is not Ready; kubectl describe node says why
-node.kubernetes.io/unreachable: the node is not Ready; kubectl describe node says why
-node.kubernetes.io/out-of-service: the node is not Ready; kubectl describe node says why
+# Taints (regular expressions) that a toleration would be the wrong fix for: those of control planes, and those that
+# Kubernetes, cloud providers and autoscalers set temporarily.
+_TAINT_FIXES = rows(rf"""
+{"|".join(sorted(CONTROL_PLANE_TAINTS))}: add a worker node, or tolerate TAINT in {POD_SPEC}.tolerations to use control
+    plane nodes
+node.kubernetes.io/(not-ready|unreachable|out-of-service): the node is not Ready; kubectl describe node says why
 node.kubernetes.io/memory-pressure: the node is short of memory; remove pods there or add a node
 node.kubernetes.io/disk-pressure: the node's disk is full; free space there or add a node
 node.kubernetes.io/pid-pressure: the node is short of process ids; remove pods there or add a node
 node.kubernetes.io/network-unavailable: the node's network is not set up; check the network plugin
 node.cloudprovider.kubernetes.io/uninitialized: the cloud provider has not set up the node yet
 node.cloudprovider.kubernetes.io/shutdown: the node is shut down; start it or add a node
-ToBeDeletedByClusterAutoscaler: an autoscaler is about to remove the node; wait for another one or add one
-DeletionCandidateOfClusterAutoscaler: an autoscaler is about to remove the node; wait for another one or add one
-karpenter.sh/disrupted: an autoscaler is about to remove the node; wait for another one or add one
-karpenter.sh/disruption: an autoscaler is about to remove the node; wait for another one or add one
+(ToBeDeletedBy|DeletionCandidateOf)ClusterAutoscaler|karpenter.sh/disrupt(ed|ion): an autoscaler is about to remove
+    the node; wait for another one or add one
 karpenter.sh/unregistered: the node is still starting
+.*/(agent-)?not-ready: the node is still starting; if that does not end, check the agent that removes the taint
 """)
 # Reasons of plugins that do not check taints, node affinity or resources (regular expressions), and their fixes.
 _FIXES = rows(rf"""

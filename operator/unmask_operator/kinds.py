@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from unmask_operator.objects import API_VERSION, KIND, PLURAL
+from unmask_operator.objects import API_VERSION, KIND, PLURAL, Ref
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class ApiKind:
     def root(self) -> str:
         return f"/{'apis' if self.group else 'api'}/{self.api_version}"
 
+    def ref(self, name: str) -> Ref:
+        return Ref(self.api_version, self.kind, name)
+
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
         """Returns the path of a collection, of an object or of its subresource.
 
@@ -51,7 +54,14 @@ PODS = ApiKind("v1", "Pod", "pods")
 NODES = ApiKind("v1", "Node", "nodes")
 LEASES = ApiKind("coordination.k8s.io/v1", "Lease", "leases")
 EVENTS = ApiKind("events.k8s.io/v1", "Event", "events")
+SERVICES = ApiKind("v1", "Service", "services")
+SERVICE_ACCOUNTS = ApiKind("v1", "ServiceAccount", "serviceaccounts")
+CONFIG_MAPS = ApiKind("v1", "ConfigMap", "configmaps")
+DEPLOYMENTS = ApiKind("apps/v1", "Deployment", "deployments")
 REVISIONS = ApiKind("apps/v1", "ControllerRevision", "controllerrevisions")
+AUTOSCALERS = ApiKind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+NETWORK_POLICIES = ApiKind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+DISRUPTION_BUDGETS = ApiKind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 POD_MONITORS = ApiKind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 SCALED_OBJECTS = ApiKind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 ENDPOINT_SLICES = ApiKind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
@@ -61,23 +71,11 @@ INFERENCE_POOLS = ApiKind("inference.networking.k8s.io/v1", "InferencePool", "in
 
 # The kinds of children. Those of OPTIONAL are listed and not watched: some clusters lack them, or the operator has few
 # objects of a kind of which the cluster has many.
-CHILDREN = (
-    ApiKind("v1", "Service", "services"),
-    ApiKind("v1", "ServiceAccount", "serviceaccounts"),
-    ApiKind("v1", "ConfigMap", "configmaps"),
-    REVISIONS,
-    ApiKind("apps/v1", "Deployment", "deployments"),
-    ApiKind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),
-    ApiKind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
-    ApiKind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
-    POD_MONITORS,
-    SCALED_OBJECTS,
-    ENDPOINT_SLICES,
-    CLAIM_TEMPLATES,
-    INFERENCE_POOLS,
-    HTTP_ROUTES,
-)
 OPTIONAL = (POD_MONITORS, SCALED_OBJECTS, ENDPOINT_SLICES, CLAIM_TEMPLATES, INFERENCE_POOLS, HTTP_ROUTES)
+CHILDREN = (
+    *(SERVICES, SERVICE_ACCOUNTS, CONFIG_MAPS, REVISIONS, DEPLOYMENTS),
+    *(AUTOSCALERS, NETWORK_POLICIES, DISRUPTION_BUDGETS, *OPTIONAL),
+)
 # Kinds that the chart grants only with a value, and the field of Settings with that value.
 GRANTED = {
     SCALED_OBJECTS: "keda",
