@@ -31,16 +31,14 @@ class Metrics(Collector):
         for result in ("ok", "error"):
             self.reconciles.labels(result)
         self.durations = histogram("reconcile_seconds", "Time of one reconcile.", buckets=_SECONDS)
-        self.cold_starts = histogram(
-            "cold_start_seconds", "Time from a pod's creation until it was first Ready.", buckets=_MINUTES
-        )
-        self.cold_start_phases = histogram(
-            "cold_start_phase_seconds",
+        text = "Time from a pod's creation until it was first Ready."
+        self.cold_starts = histogram("cold_start_seconds", text, buckets=_MINUTES)
+        text = (
             "Time of each phase of a pod's start: scheduling, containers (image pull, init containers), and the phases "
-            "start, download, weights and warmup of the runtime.",
-            ["phase"],
-            buckets=(1.0, 2.5, 5.0, *_MINUTES),
+            "start, download, weights and warmup of the runtime."
         )
+        buckets = (1.0, 2.5, 5.0, *_MINUTES)
+        self.cold_start_phases = histogram("cold_start_phase_seconds", text, ["phase"], buckets=buckets)
         self.writes = counter("writes", "Writes to children and status by verb.", ["verb"])
         text = "Reconciles, lists and watches that failed at a request, by HTTP status (0: no answer)."
         self.api_errors = counter("api_errors", text, ["status"])

@@ -141,10 +141,7 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     """Cancels tasks and waits for them. Their errors are those of closed connections."""
     for task in tasks:
         task.cancel()
-    await asyncio.wait(tasks)
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _copy(source: asyncio.StreamReader, drain: asyncio.StreamWriter, began: Callable[[], None]) -> None:

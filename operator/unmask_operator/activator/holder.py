@@ -7,6 +7,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from unmask_operator.activator.head import Refusal
 from unmask_operator.activator.targets import Target
@@ -18,8 +19,7 @@ LONGEST_ANSWER_SECONDS = 10.0  # from the release of a request to its answer, af
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(NamedTuple):
     """Address of a Ready pod."""
 
     host: str

@@ -13,17 +13,8 @@ class Metrics:
         own = self.registry = CollectorRegistry()
         self.held = Gauge("unmask_activator_held_requests", "Requests that wait for a pod.", _SERVICE, registry=own)
         self.woken = Counter("unmask_activator_wakes", "Wake-ups of services.", _SERVICE, registry=own)
-        self.refused = Counter(
-            "unmask_activator_refused",
-            "Requests answered with an error: full, timeout, no_key, asleep, stopped, invalid or busy.",
-            (*_SERVICE, "reason"),
-            registry=own,
-        )
-        self.hold_seconds = Histogram(
-            "unmask_activator_hold_seconds",
-            "Time for which requests waited for a pod that took them.",
-            _SERVICE,
-            registry=own,
-            buckets=_SECONDS,
-        )
+        text = "Requests answered with an error: full, timeout, no_key, asleep, stopped, invalid or busy."
+        self.refused = Counter("unmask_activator_refused", text, (*_SERVICE, "reason"), registry=own)
+        text, name = "Time for which requests waited for a pod that took them.", "unmask_activator_hold_seconds"
+        self.hold_seconds = Histogram(name, text, _SERVICE, registry=own, buckets=_SECONDS)
         self.services = Gauge("unmask_activator_services", "Services whose requests are accepted.", registry=own)

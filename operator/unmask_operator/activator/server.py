@@ -16,7 +16,7 @@ from unmask_operator.activator.targets import Target
 from unmask_operator.health import open_listener
 from unmask_operator.kinds import ENDPOINT_SLICES
 from unmask_operator.kube.client import Client
-from unmask_operator.objects import FIELD_MANAGER, Key, Obj
+from unmask_operator.objects import FIELD_MANAGER, Key, Obj, section
 from unmask_operator.render.autoscaling import MANAGED_BY, SERVICE_OF_SLICE
 from unmask_operator.render.labels import PORT_NAME
 
@@ -106,12 +106,12 @@ class Server:
 
 def ready_addresses(endpoint_slice: Obj) -> list[Address]:
     """Returns the addresses of Ready pods in an EndpointSlice of Kubernetes; none of one with the activator's."""
-    if (endpoint_slice["metadata"].get("labels") or {}).get(MANAGED_BY) == FIELD_MANAGER:
+    if section(endpoint_slice, "metadata", "labels").get(MANAGED_BY) == FIELD_MANAGER:
         return []
     ports = [port["port"] for port in endpoint_slice.get("ports") or () if port.get("name") == PORT_NAME]
     return [
         Address(endpoint["addresses"][0], port)
         for endpoint in endpoint_slice.get("endpoints") or ()
-        if (endpoint.get("conditions") or {}).get("ready") is not False
+        if section(endpoint, "conditions").get("ready") is not False
         for port in ports
     ]

@@ -51,11 +51,8 @@ class Idleness:
         gap = self.seen is not None and not 0 <= seconds(self.seen, sample.time) <= max(GAP_SECONDS, 3 * polling)
         finished = {pod: reading.get(FINISHED, 0.0) for pod, reading in sample.readings.items()}
         had_requests = any(self.finished.get(pod, count) != count for pod, count in finished.items())
-        idle = (
-            bool(finished)
-            and finished.keys() == sample.loads.keys()
-            and not any(reading.get(load, 1.0) for reading in sample.readings.values() for load in LOADS)
-        )
+        loaded = any(reading.get(load, 1.0) for reading in sample.readings.values() for load in LOADS)
+        idle = bool(finished) and finished.keys() == sample.loads.keys() and not loaded
         since = (sample.time if self.since is None or gap or had_requests else self.since) if idle else None
         routed = (self.routed or sample.time) if routing.exists else None
         return Idleness(since, sample.time, finished, routed)

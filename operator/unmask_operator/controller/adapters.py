@@ -9,7 +9,7 @@ import logging
 from unmask_operator.kinds import CONFIG_MAPS
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.objects import GROUP, Obj, digest
+from unmask_operator.objects import GROUP, Obj, digest, section
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render.adapters import follows, listed
 from unmask_operator.render.labels import adapters_config
@@ -32,14 +32,8 @@ def outdated_pods(observed: Observed) -> tuple[Obj, ...]:
     if CONFIG_MAPS.ref(adapters_config(observed.name)) not in observed.children:
         return ()
     now = list_hash(observed)
-    return tuple(
-        pod
-        for pod in observed.pods
-        if is_live(pod)
-        and is_ready(pod)
-        and follows(pod)
-        and (pod["metadata"].get("annotations") or {}).get(LIST_HASH) != now
-    )
+    ready = (pod for pod in observed.pods if is_live(pod) and is_ready(pod) and follows(pod))
+    return tuple(pod for pod in ready if section(pod, "metadata", "annotations").get(LIST_HASH) != now)
 
 
 def list_hash(observed: Observed) -> str:

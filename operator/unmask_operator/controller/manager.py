@@ -79,17 +79,10 @@ class Manager:
     async def run(self) -> None:
         """Runs until cancelled."""
         async with pod_session() as session:
-            poll = functools.partial(scrape, session, slots=self._slots)
-            cache, now = self._cache, functools.partial(datetime.now, UTC)
+            poll, now = functools.partial(scrape, session, slots=self._slots), functools.partial(datetime.now, UTC)
+            cache, decided, routing = self._cache, self._queue.add, self._activators.routing
             self._autoscaler = Autoscaler(
-                self._synced_resources,
-                cache.resource,
-                cache.pods,
-                self._scale,
-                self._queue.add,
-                poll,
-                now,
-                self._activators.routing,
+                self._synced_resources, cache.resource, cache.pods, self._scale, decided, poll, now, routing
             )
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._resync.run())
@@ -120,8 +113,7 @@ class Manager:
         return ((key, resource) for key, resource in self._cache.resources() if self._resync.is_synced(key))
 
     async def _requeue_all(self) -> None:
-        for key, _ in self._cache.resources():
-            self._queue.add(key)
+        self._events.enqueue_all()
 
     async def _work(self) -> None:
         while True:

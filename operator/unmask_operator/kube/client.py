@@ -306,10 +306,8 @@ class Client:
                 change = {"op": "remove", "path": at}
                 if not applied:
                     change = {"op": "replace", "path": f"{at}/operation", "value": "Apply"}
-                tests = [
-                    {"op": "test", "path": f"{at}/manager", "value": FIELD_MANAGER},
-                    {"op": "test", "path": f"{at}/operation", "value": "Update"},
-                ]
+                same = {"manager": FIELD_MANAGER, "operation": "Update"}
+                tests = [{"op": "test", "path": f"{at}/{member}", "value": value} for member, value in same.items()]
                 return await self._patch_json(live, [*tests, change])
         return live
 

@@ -180,10 +180,9 @@ def _requeue_seconds(observed: Observed, *problems: Problem) -> float | None:
 
 
 def _up_to_date(revision: Revision | None, observed: Observed, settings: Settings) -> bool:
-    return revision is None or (
-        revision.spec is not None
-        and revision.rendered(observed.resource["metadata"], settings) == revision.rendered_pod
-    )
+    if revision is None or revision.spec is None:
+        return revision is None
+    return revision.rendered(observed.resource["metadata"], settings) == revision.rendered_pod
 
 
 def _children(
@@ -192,11 +191,8 @@ def _children(
     """Returns the children to write, and a problem for each child whose kind the cluster lacks."""
     children, problems = [], []
     left = _kinds_left(resource)
-    rendered = [
-        *render(resource, settings, revision, _commits(observed, revision)),
-        *autoscaling.children(resource, observed),
-    ]
-    for child in rendered:
+    rendered = render(resource, settings, revision, _commits(observed, revision))
+    for child in (*rendered, *autoscaling.children(resource, observed)):
         if child["kind"] in left or autoscaling.waits_for_deletion(child, observed):
             continue
         if child["kind"] == "Deployment" and "rolloutStrategy" in resource.unread:
@@ -224,10 +220,8 @@ def _commits(observed: Observed, revision: Revision | None) -> dict[str, str]:
     for pod in sorted(observed.pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
         if (key := key_of(pod)) and (commit := observed.revisions.get(pod["metadata"]["uid"])):
             reported.setdefault(key, commit)
-    templates = [
-        *((revision.rendered_pod.template,) if revision else ()),
-        *(one.rendered_pod.template for one in observed.template_revisions if isinstance(one, Revision)),
-    ]
+    revisions = (revision, *observed.template_revisions)
+    templates = [one.rendered_pod.template for one in revisions if isinstance(one, Revision)]
     return {key: known.get(key) or reported.get(key, "") for one in templates if (key := key_of(one))}
 
 

@@ -38,11 +38,8 @@ def _claim_spec(resource: DiffusionLMService) -> Obj | None:
     gpu = resource.spec.gpu
     if gpu is None or gpu.device_class_name is None:
         return None
-    exactly = {
-        "deviceClassName": gpu.device_class_name,
-        "allocationMode": "ExactCount",
-        "count": resource.spec.gpus_per_pod,
-    }
+    count = {"allocationMode": "ExactCount", "count": resource.spec.gpus_per_pod}
+    exactly = {"deviceClassName": gpu.device_class_name, **count}
     return {"devices": {"requests": [{"name": _CLAIM, "exactly": exactly}]}}
 
 

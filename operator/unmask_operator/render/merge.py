@@ -9,11 +9,7 @@ from unmask_operator.render.labels import MAIN, PORT, PORT_NAME
 
 ROOT = "spec.podTemplate"
 LIST_KEYS: Mapping[str, str] = {
-    "containers": "name",
-    "initContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "imagePullSecrets": "name",
+    **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets"), "name"),
     "volumeMounts": "mountPath",
     "ports": "containerPort",
     "hostAliases": "ip",

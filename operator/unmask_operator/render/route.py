@@ -30,13 +30,14 @@ def httproute(resource: DiffusionLMService, template: Mapping[str, Any]) -> Obj 
     own: Obj = {"group": "", "kind": "Service", "name": resource.name, "port": resource.spec.service.port}
     if resource.spec.inference_pool is not None:
         own = {"group": INFERENCE_POOLS.group, "kind": "InferencePool", "name": resource.name, "port": PORT}
+    own["weight"] = route.weight
     others = [
         {"group": "", "kind": "Service", "name": other.service, "port": other.port, "weight": other.weight}
         for other in route.backends
     ]
     rule: Obj = {
         "matches": [{"path": {"type": "PathPrefix", "value": path}} for path in route.paths],
-        "backendRefs": [{**own, "weight": route.weight}, *others],
+        "backendRefs": [own, *others],
         "timeouts": {
             "request": _request_timeout(template),
             **route.timeouts.model_dump(by_alias=True, exclude_none=True),

@@ -63,7 +63,7 @@ def status(observed: Observed, plan: Plan) -> Obj:
         "selector": f"{SERVICE_LABEL}={metadata['name']}",
         "url": address,
         "addresses": [*_external(inputs), {"name": "internal", "url": address}],
-        "modelName": _model_name(inputs, metadata["name"]),
+        "modelName": str(section(inputs.spec, "model").get("name") or metadata["name"]),
         "model": _model(inputs),
         "modelCache": model_cached.entry(inputs),
         "resolvedImage": _image(inputs),
@@ -110,11 +110,6 @@ def _stamp(time: datetime) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _model_name(inputs: StatusInput, default: str) -> str:
-    name = section(inputs.spec, "model").get("name")
-    return name if isinstance(name, str) and name else default
-
-
 def _template(inputs: StatusInput) -> Obj:
     """Returns the pod template of the planned Deployment, else of the live one, else {}."""
     return admission.planned_template(inputs.plan) or section(inputs.deployment, "spec", "template")
@@ -144,8 +139,7 @@ def _model(inputs: StatusInput) -> Obj | None:
 
 def _image(inputs: StatusInput) -> str | None:
     """Returns the engine's image as pods run it. Admission may have changed the planned one."""
-    planned = _template(inputs)
-    live = section(inputs.deployment, "spec", "template")
+    planned, live = _template(inputs), section(inputs.deployment, "spec", "template")
     template = live if live and admission.is_of(live, planned) else planned
     return admission.running_image(inputs.pods, template)
 

@@ -43,12 +43,8 @@ def pods_sentence(pods: tuple[Obj, ...], deployment: Obj, plan: Plan) -> str:
     """
     live = section(deployment, "spec", "template")
     changes = pod_changes((live, *pods), planned_template(plan) or live)
-    if not changes:
-        return "the pods match the template that this operator renders"
-    return (
-        "the pods match the template that this operator renders, except for changes by admission or another client: "
-        f"{few(changes, '; ')}"
-    )
+    more = f", except for changes by admission or another client: {few(changes, '; ')}" if changes else ""
+    return f"the pods match the template that this operator renders{more}"
 
 
 def planned_template(plan: Plan) -> Obj:
@@ -63,19 +59,15 @@ def pod_changes(pods: tuple[Obj, ...], template: Obj) -> list[str]:
     Pods of another template are skipped.
     """
     planned = _containers(template)
-    found: dict[str, None] = {}
-    for pod in pods:
-        if not is_of(pod, template):
-            continue
-        live = _containers(pod)
+    found = []
+    for live in (_containers(pod) for pod in pods if is_of(pod, template)):
         for name, image in live.items():
             if name not in planned:
-                found[f"container {name} ({image}) was added"] = None
+                found.append(f"container {name} ({image}) was added")
             elif image != planned[name]:
-                found[f"container {name} has the image {image} instead of {planned[name]}"] = None
-        for name in sorted(planned.keys() - live.keys()):
-            found[f"container {name} was removed"] = None
-    return list(found)
+                found.append(f"container {name} has the image {image} instead of {planned[name]}")
+        found += [f"container {name} was removed" for name in sorted(planned.keys() - live.keys())]
+    return list(dict.fromkeys(found))
 
 
 def running_image(pods: tuple[Obj, ...], template: Obj) -> str | None:

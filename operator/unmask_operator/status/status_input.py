@@ -62,11 +62,9 @@ class StatusInput:
         """A message for a paused Deployment, with the command that resumes it; "" for others."""
         if section(self.deployment, "spec").get("paused") is not True:
             return ""
-        meta = self.observed.resource["metadata"]
-        return (
-            f"Deployment {meta['name']} is paused (spec.paused); resume it with "
-            f"kubectl rollout resume deployment/{meta['name']} -n {meta['namespace']}"
-        )
+        namespace, name = self.observed.key
+        fix = f"kubectl rollout resume deployment/{name} -n {namespace}"
+        return f"Deployment {name} is paused (spec.paused); resume it with {fix}"
 
     @property
     def has_outdated_pods(self) -> bool:

@@ -37,10 +37,8 @@ def _paused(inputs: StatusInput, cause: str) -> Condition | None:
 def _progress(inputs: StatusInput, cause: Condition | None) -> str:
     if not inputs.is_observed:
         generation = number(section(inputs.deployment, "metadata"), "generation")
-        return (
-            f"the Deployment controller has not observed generation {generation} of the Deployment yet; if this "
-            "lasts, check kube-controller-manager"
-        )
+        hint = "if this lasts, check kube-controller-manager"
+        return f"the Deployment controller has not observed generation {generation} of the Deployment yet; {hint}"
     updated = number(inputs.status, "updatedReplicas")
     old = number(inputs.status, "replicas") - updated
     remaining = f", {old} of an older one remain{'s' if old == 1 else ''}" if old > 0 else ""
