@@ -4,33 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from unmask_operator.api import base, pod
 from unmask_operator.api.autoscaling import Autoscaling
-from unmask_operator.api.base import (
-    KEYED_BY_NAME,
-    STORED,
-    CommonAnnotations,
-    CommonLabels,
-    CountOrPercent,
-    Quantity,
-    Revision,
-    SecretKeyRef,
-    Section,
-)
 from unmask_operator.api.engine import Engine
 from unmask_operator.api.lora import Lora
 from unmask_operator.api.model_cache import ModelCache
 from unmask_operator.api.network import Auth, Monitoring, NetworkPolicy, Service
-from unmask_operator.api.pod import (
-    Gpu,
-    LivenessProbe,
-    Parallelism,
-    PodTemplate,
-    ReadinessProbe,
-    Resources,
-    SecretName,
-    ServiceAccount,
-    StartupProbe,
-)
 from unmask_operator.api.route import InferencePool, Route
 
 # Sections that are not part of the pod template, and the kind of child that each one configures.
@@ -53,7 +32,7 @@ READ_WHEN_PINNED = OUTSIDE_POD_TEMPLATE | {
 DRAIN_DELAY = 10
 
 
-class Model(Section):
+class Model(base.Section):
     """The checkpoint."""
 
     uri: Annotated[str, Field(min_length=1, max_length=512)]
@@ -62,75 +41,75 @@ class Model(Section):
     (objects that a Job downloads; needs modelCache.pvc), pvc://CLAIM/PATH (a directory of a PersistentVolumeClaim in
     the resource's namespace, mounted read-only) or oci://REGISTRY/REPOSITORY:TAG or @DIGEST (an image with the files in
     its root or in /models, mounted as an image volume; needs Kubernetes 1.35, or the feature gate ImageVolume)."""
-    revision: Revision | None = None
+    revision: base.Revision | None = None
     """Branch, tag or commit of an hf:// repository. Default: the commit of the main branch at the first start; a
     restart resolves it again."""
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/-]*$")] | None = None
     """Model id for requests. Default: the resource's name."""
     family: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9_]*$")] | None = None
     """Model family (--model-name). Default: detected from the checkpoint."""
-    token_secret_ref: SecretKeyRef | None = None
+    token_secret_ref: base.SecretKeyRef | None = None
     """Access token for private hf:// repositories of the model and the adapters."""
-    credentials_secret_ref: SecretName | None = None
+    credentials_secret_ref: pod.SecretName | None = None
     """Secret whose keys are the environment of the Job that downloads an s3:// or gs:// model, such as
     AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Other pods do not get it. Default: the identity of the
     ServiceAccount."""
 
 
-class RolloutStrategy(Section):
+class RolloutStrategy(base.Section):
     """Limits of a rolling update."""
 
-    max_surge: CountOrPercent = 1
+    max_surge: base.CountOrPercent = 1
     """Maximum number of pods above the desired number during a rollout."""
-    max_unavailable: CountOrPercent = 0
+    max_unavailable: base.CountOrPercent = 0
     """Maximum number of pods below the desired number during a rollout."""
 
 
-class PodDisruptionBudget(Section):
+class PodDisruptionBudget(base.Section):
     """Limits of voluntary disruptions. Without a field: maxUnavailable 1."""
 
-    min_available: CountOrPercent | None = None
+    min_available: base.CountOrPercent | None = None
     """Minimum number of available pods."""
-    max_unavailable: CountOrPercent | None = None
+    max_unavailable: base.CountOrPercent | None = None
     """Maximum number of unavailable pods."""
 
 
-class Spec(Section):
+class Spec(base.Section):
     """Desired state of a DiffusionLMService."""
 
     model: Model
     """The checkpoint to serve."""
     engine: Engine = Engine()
     """Decoding and memory settings."""
-    parallelism: Parallelism = Parallelism()
+    parallelism: pod.Parallelism = pod.Parallelism()
     """Number of engines per pod and of GPUs per engine."""
-    gpu: Gpu | None = None
+    gpu: pod.Gpu | None = None
     """If present ({} is enough), every pod gets parallelism.tensor * parallelism.data GPUs. Otherwise the engine runs
     on CPU."""
-    resources: Resources = Resources()
+    resources: pod.Resources = pod.Resources()
     """CPU and memory of the engine's container."""
-    shared_memory_size: Quantity | None = None
+    shared_memory_size: base.Quantity | None = None
     """Size limit of /dev/shm, whose content counts as memory. Default: 8Gi if parallelism.tensor is greater than 1,
     because its processes communicate through it; else 1Gi."""
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     """Runtime image, with a tag or digest. Default: the operator's setting."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """Image pull policy."""
-    image_pull_secrets: list[SecretName] = Field(default=[], max_length=16, json_schema_extra=KEYED_BY_NAME)
+    image_pull_secrets: list[pod.SecretName] = Field(default=[], max_length=16, json_schema_extra=base.KEYED_BY_NAME)
     """Secrets for the image registry."""
-    service_account: ServiceAccount = ServiceAccount()
+    service_account: pod.ServiceAccount = pod.ServiceAccount()
     """ServiceAccount of the pods, which the operator creates."""
-    pod_template: PodTemplate = PodTemplate()
+    pod_template: pod.PodTemplate = pod.PodTemplate()
     """Additional fields of the pod template, merged by key."""
-    common_labels: CommonLabels = Field(default={})
+    common_labels: base.CommonLabels = Field(default={})
     """Labels of every object that the operator creates for this resource, including pods. A change replaces the pods.
     Labels of a section, such as podTemplate.metadata.labels, take precedence. Keys that the operator sets are
     reserved."""
-    common_annotations: CommonAnnotations = Field(default={})
+    common_annotations: base.CommonAnnotations = Field(default={})
     """Annotations of every object that the operator creates for this resource, including pods. A change replaces the
     pods. Annotations of a section, such as service.annotations, take precedence. Keys that the operator sets are
     reserved."""
-    replicas: Annotated[int, Field(ge=0, le=1000)] = Field(default=1, json_schema_extra={STORED: True})
+    replicas: Annotated[int, Field(ge=0, le=1000)] = Field(default=1, json_schema_extra={base.STORED: True})
     """Desired number of pods, as in the scale subresource. The autoscaler sets it if autoscaling is present; then omit
     it from manifests. In the edit that replaces it by autoscaling, running pods are kept."""
     autoscaling: Autoscaling | None = None
@@ -145,11 +124,11 @@ class Spec(Section):
         "balancers have removed its address. Cloud load balancers can take minutes. Default: "
         f"{DRAIN_DELAY}. (--drain-delay)",
     )
-    startup_probe: StartupProbe = StartupProbe()
+    startup_probe: pod.StartupProbe = pod.StartupProbe()
     """Startup probe (GET /startup), which limits the model load time."""
-    readiness_probe: ReadinessProbe = ReadinessProbe()
+    readiness_probe: pod.ReadinessProbe = pod.ReadinessProbe()
     """Readiness probe (GET /ready)."""
-    liveness_probe: LivenessProbe = LivenessProbe()
+    liveness_probe: pod.LivenessProbe = pod.LivenessProbe()
     """Liveness probe (GET /health)."""
     lora: Lora | None = None
     """LoRA adapters, enabled if present."""
