@@ -19,10 +19,11 @@ from unmask_operator.settings import Settings
 SERVICE = resource() | {"metadata": resource()["metadata"] | {"resourceVersion": "1"}}
 
 
-def test_every_resource_is_enqueued_again_without_a_request():
-    cache, queue = Cache(), WorkQueue(lambda: 0.0)
+@simulated
+async def test_every_resource_is_enqueued_again_without_a_request():
+    cache, queue = Cache(), WorkQueue()
     cache.put(DLMS, SERVICE)
-    asyncio.run(manager(None, cache, queue)._requeue_all())
+    await manager(None, cache, queue)._requeue_all()
     assert len(queue) == 1
 
 

@@ -1,51 +1,60 @@
-"""Tests of the work queue, with a clock that the tests advance and in simulated time."""
+"""Tests of the work queue, in simulated time."""
 
 import asyncio
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
-from tests.simulated_time import simulated
+from tests.simulated_time import now, simulated
 from tests.wait import wait_until_async
 from unmask_operator.controller.workqueue import WorkQueue
 
 
-@pytest.fixture
-def clock():
-    return SimpleNamespace(now=0.0)
+async def take(queue: WorkQueue[str]) -> str | None:
+    """Returns the next key, or None if none is due. Takes a millisecond of simulated time then."""
+    try:
+        return await asyncio.wait_for(queue.get(), 0.001)
+    except TimeoutError:
+        return None
 
 
-@pytest.fixture
-def queue(clock):
-    return WorkQueue(lambda: clock.now)
+async def wait_until(time: float) -> None:
+    await asyncio.sleep(time - now())
 
 
-def test_keys_run_once_first_come_first_served_and_again_after_their_end(queue):
+@simulated
+async def test_keys_run_once_first_come_first_served_and_again_after_their_end():
+    queue = WorkQueue()
     for key in "cacb":
         queue.add(key)
-    assert [queue.try_get() for _ in range(4)] == ["c", "a", "b", None]
+    assert [await take(queue) for _ in range(4)] == ["c", "a", "b", None]
     for key in "ad":
         queue.add(key)
-    assert [queue.try_get(), queue.try_get()] == ["d", None]  # the second run of a does not delay d
+    assert [await take(queue), await take(queue)] == ["d", None]  # the second run of a does not delay d
     queue.done("a")
-    assert queue.try_get() == "a"
+    assert await take(queue) == "a"
 
 
-def test_the_earlier_of_two_times_counts(queue, clock):
+@simulated
+async def test_the_earlier_of_two_times_counts():
+    queue = WorkQueue()
     for seconds in (10, 2, 5):
         queue.add("a", seconds)
-    for clock.now, key in ((1.9, None), (2, "a")):
-        assert queue.try_get() == key
+    for time, key in ((1.9, None), (2, "a")):
+        await wait_until(time)
+        assert await take(queue) == key
     queue.done("a", requeue_after=28)
-    for clock.now, key in ((29.9, None), (30, "a"), (60, None)):
-        assert queue.try_get() == key
+    for time, key in ((29.9, None), (30, "a"), (60, None)):
+        await wait_until(time)
+        assert await take(queue) == key
 
 
-def test_pauses_after_failures_grow_for_each_key_until_it_succeeds(queue):
+@simulated
+async def test_pauses_after_failures_grow_for_each_key_until_it_succeeds():
+    queue = WorkQueue()
     for key, pause in (("a", 1), ("a", 2), ("b", 1), ("a", 4)):
         queue.add(key)
-        assert queue.try_get() == key
+        assert await take(queue) == key
         assert queue.add_rate_limited(key) == pause
     queue.done("a")
     assert queue.add_rate_limited("a") == 1
@@ -53,22 +62,24 @@ def test_pauses_after_failures_grow_for_each_key_until_it_succeeds(queue):
 
 
 @pytest.mark.parametrize("during_the_run", [True, False])
-def test_an_edit_does_not_wait_for_the_pause_of_a_failure(queue, during_the_run):
+@simulated
+async def test_an_edit_does_not_wait_for_the_pause_of_a_failure(during_the_run):
+    queue = WorkQueue()
     queue.add("a")
-    queue.try_get()
+    await take(queue)
     if during_the_run:
         queue.add("a")
     queue.add_rate_limited("a")
     if not during_the_run:
         queue.add("a")
-    assert queue.try_get() == "a"
+    assert await take(queue) == "a"
     queue.done("a")
     assert len(queue) == 0
 
 
 @simulated
 async def test_other_tasks_run_between_reconciles_that_never_wait():
-    queue, runs, burst = WorkQueue(lambda: 0.0), [], 0
+    queue, runs, burst = WorkQueue(), [], 0
 
     async def work():
         while True:
