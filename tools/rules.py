@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tools.strategy_rules import ANY_PAGE, OWN_STEP
 from unmask_operator.api.autoscaling import Autoscaling
-from unmask_operator.api.base import METADATA_KEY, RESERVED_ANNOTATIONS, RESERVED_LABELS, Section
+from unmask_operator.api.base import Section
 from unmask_operator.api.engine import BATCHED, RESERVED, Engine
 from unmask_operator.api.lora import Adapter, Lora
 from unmask_operator.api.model_cache import ModelCache, ModelClaim
@@ -18,6 +18,7 @@ from unmask_operator.api.network import Peer, Service
 from unmask_operator.api.pod import Gpu, GpuClaim, Parallelism
 from unmask_operator.api.route import Route
 from unmask_operator.api.spec import Model, PodDisruptionBudget, RolloutStrategy, Spec
+from unmask_operator.objects import GROUP
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,21 @@ def _gpu_rule(part: str) -> str:
         "n.startsWith('nvidia.com/') || n.startsWith('gpu.') || n.endsWith('/gpu') || "
         "(has(self.gpu) && has(self.gpu.resourceName) && n == self.gpu.resourceName))"
     )
+
+
+# Keys set by the operator, kubectl or Kubernetes controllers. An entry that ends in "/" is a prefix.
+RESERVED_LABELS = (
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/component",
+    "app.kubernetes.io/managed-by",
+    "pod-template-hash",
+    "controller-revision-hash",
+    f"{GROUP}/",
+)
+RESERVED_ANNOTATIONS = ("deployment.kubernetes.io/", "kubectl.kubernetes.io/", f"{GROUP}/")
+# Key of a label or annotation: an optional DNS subdomain and a name.
+METADATA_KEY = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 
 
 def _keys_rule(field: str, reserved: tuple[str, ...]) -> Rule:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.operator.samples import resource
-from unmask_operator.api.base import RESERVED_ANNOTATIONS, RESERVED_LABELS
+from tools.rules import RESERVED_ANNOTATIONS, RESERVED_LABELS
 
 Spec = dict[str, Any]
 

@@ -15,7 +15,6 @@ from runtime import config
 from tests.operator.samples import SETTINGS, child, container, kinds, main, make, observe, patch, resource, template
 from tests.operator.snapshot import FOLDER, examples, rendered
 from unmask_operator.api import SpecError, parse
-from unmask_operator.api.base import RESERVED_ANNOTATIONS, RESERVED_LABELS
 from unmask_operator.autoscaler.rules import Rules
 from unmask_operator.objects import SERVICE_LABEL, Obj
 from unmask_operator.render.labels import labels
@@ -310,21 +309,6 @@ def test_every_child_and_the_pods_have_the_common_metadata_and_no_selector_has_i
     (spread,) = template(plan)["spec"]["topologySpreadConstraints"]
     assert spread["labelSelector"] == {"matchLabels": SELECTOR}
     assert spread["matchLabelKeys"] == ["pod-template-hash"]
-
-
-@pytest.mark.parametrize(
-    ("field", "key"),
-    [
-        *(("commonLabels", key.removesuffix("/") + ("/x" if key.endswith("/") else "")) for key in RESERVED_LABELS),
-        *(("commonAnnotations", key + "x") for key in RESERVED_ANNOTATIONS),
-        *(("commonLabels", key) for key in ("", "a b", "-a", "a" * 64, "Example.com/a", "example.com/", "/a", "a/b/c")),
-        ("commonAnnotations", "a b"),
-    ],
-)
-def test_a_reserved_or_invalid_key_is_refused(field: str, key: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        parse(resource(**{field: {"team": "a", key: "b"}}))
-    assert (caught.value.field, key in caught.value.message) == (f"spec.{field}", True)
 
 
 members = st.sampled_from(

@@ -3,11 +3,9 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
-
-from unmask_operator.objects import GROUP
 
 WRONG = "wrong"  # type of an error whose message needs no input value appended
 # Keys of json_schema_extra: the field's default is part of the CRD schema, so the API server stores it; and the entries
@@ -60,43 +58,6 @@ LabelValue = Annotated[str, Field(max_length=63, pattern=rf"^({_LABEL_NAME})?$")
 Labels = Annotated[dict[str, LabelValue], Field(max_length=32)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]
 
-# Keys set by the operator, kubectl or Kubernetes controllers. An entry that ends in "/" is a prefix.
-RESERVED_LABELS = (
-    "app.kubernetes.io/name",
-    "app.kubernetes.io/instance",
-    "app.kubernetes.io/component",
-    "app.kubernetes.io/managed-by",
-    "pod-template-hash",
-    "controller-revision-hash",
-    f"{GROUP}/",
-)
-RESERVED_ANNOTATIONS = ("deployment.kubernetes.io/", "kubectl.kubernetes.io/", f"{GROUP}/")
-# Key of a label or annotation: an optional DNS subdomain and a name.
-METADATA_KEY = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-
-
-def is_reserved(key: str, reserved: tuple[str, ...]) -> bool:
-    """Returns whether `reserved` contains the key or a prefix of it."""
-    return any(key.startswith(entry) if entry.endswith("/") else key == entry for entry in reserved)
-
-
-def _check_keys(reserved: tuple[str, ...]) -> AfterValidator:
-    def check(entries: dict[str, str]) -> dict[str, str]:
-        for key in entries:
-            if is_reserved(key, reserved):
-                sentence = f"{key} is set by the operator or by Kubernetes; remove it"
-            elif not re.fullmatch(METADATA_KEY, key):
-                sentence = f"{key!r} is not a valid key; use a name such as team or example.com/team"
-            else:
-                continue
-            raise PydanticCustomError(WRONG, "{sentence}", {"sentence": sentence})
-        return entries
-
-    return AfterValidator(check)
-
-
-CommonLabels = Annotated[Labels, _check_keys(RESERVED_LABELS)]
-CommonAnnotations = Annotated[Annotations, _check_keys(RESERVED_ANNOTATIONS)]
 # Of a Hugging Face repository
 Revision = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")]
 Seconds = Annotated[int, Field(ge=1, le=3600)]

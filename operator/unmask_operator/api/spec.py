@@ -101,11 +101,11 @@ class Spec(base.Section):
     """ServiceAccount of the pods, which the operator creates."""
     pod_template: pod.PodTemplate = pod.PodTemplate()
     """Additional fields of the pod template, merged by key."""
-    common_labels: base.CommonLabels = Field(default={})
+    common_labels: base.Labels = Field(default={})
     """Labels of every object that the operator creates for this resource, including pods. A change replaces the pods.
     Labels of a section, such as podTemplate.metadata.labels, take precedence. Keys that the operator sets are
     reserved."""
-    common_annotations: base.CommonAnnotations = Field(default={})
+    common_annotations: base.Annotations = Field(default={})
     """Annotations of every object that the operator creates for this resource, including pods. A change replaces the
     pods. Annotations of a section, such as service.annotations, take precedence. Keys that the operator sets are
     reserved."""
