@@ -14,9 +14,8 @@ from unmask_operator.api.base import Section
 from unmask_operator.api.engine import BATCHED, RESERVED, Engine
 from unmask_operator.api.lora import Adapter, Lora
 from unmask_operator.api.model_cache import ModelCache, ModelClaim
-from unmask_operator.api.network import Peer, Service
+from unmask_operator.api.network import Peer, Route, Service
 from unmask_operator.api.pod import Gpu, GpuClaim, Parallelism
-from unmask_operator.api.route import Route
 from unmask_operator.api.spec import Model, PodDisruptionBudget, RolloutStrategy, Spec
 from unmask_operator.objects import GROUP
 

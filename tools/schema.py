@@ -7,8 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from tools.rules import RULES
-from unmask_operator.api.base import STORED
-from unmask_operator.api.flags import FLAG
+from unmask_operator.api.base import FLAG, STORED
 from unmask_operator.api.service import SELECTOR
 
 Schema = dict[str, Any]

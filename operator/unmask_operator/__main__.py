@@ -16,9 +16,8 @@ import aiohttp
 import kopf
 
 from unmask_operator import health
-from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.controller.manager import Manager
-from unmask_operator.controller.resync import Resync
+from unmask_operator.controller.resync import EventHandler, Resync
 from unmask_operator.controller.workqueue import WorkQueue
 from unmask_operator.handlers import make_registry
 from unmask_operator.kube.cache import Cache

@@ -9,7 +9,7 @@ from typing import Any
 
 import kopf
 
-from unmask_operator.controller.event_handler import EventHandler
+from unmask_operator.controller.resync import EventHandler
 from unmask_operator.kinds import CACHED, CLAIMS, JOBS, OPTIONAL
 from unmask_operator.kube.watch_login import WatchLogin
 from unmask_operator.settings import Settings, configure_kopf

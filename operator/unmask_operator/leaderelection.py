@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from unmask_operator.kinds import DEPLOYMENTS, LEASES
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.objects import Obj
+from unmask_operator.objects import Obj, section
 
 LEASE_SECONDS = 12  # duration of the Lease since its last renewal
 DEADLINE_SECONDS = 8.0  # renew deadline: the leader stops before the Lease expires
@@ -83,9 +83,9 @@ class Lease:
         """
         metadata: Obj = {"namespace": namespace, "name": name}
         if owner is not None:
-            named = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
+            named = {member: owner["metadata"][member] for member in ("name", "uid")}
             metadata["ownerReferences"] = [{"apiVersion": "apps/v1", "kind": "Deployment", **named}]
-            labels = owner["metadata"].get("labels") or {}
+            labels = section(owner, "metadata", "labels")
             metadata["labels"] = {key: value for key, value in labels.items() if key not in _OF_HELM}
         spec = {"holderIdentity": "unknown", "leaseDurationSeconds": math.ceil(DEADLINE_SECONDS)}
         return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
@@ -153,7 +153,7 @@ class LeaderElector:
     async def _release(self) -> None:
         """Releases the Lease if it is still held. Reads it again first: an interrupted request may have written it."""
         lease = await self._client.get(LEASES, *self._where)
-        if (lease.get("spec") or {}).get("holderIdentity") == self._lease.identity:
+        if section(lease, "spec").get("holderIdentity") == self._lease.identity:
             await self._client.update_lease(Lease.released(lease), timeout=RELEASE_SECONDS)
 
     async def _try(self) -> bool:
@@ -188,11 +188,10 @@ class LeaderElector:
     async def _renew(self) -> bool:
         """Returns whether the Lease was renewed."""
         assert self._read is not None
-        start = self._lease.clock()
-        left = self._lease.seconds_left()
-        if left <= 0:
-            raise LostLease(f"the Lease was not renewed for {DEADLINE_SECONDS:g} seconds")
+        start, left = self._lease.clock(), self._lease.seconds_left()
         try:
+            if left <= 0:
+                raise TimeoutError
             mine = self._lease.held(self._read, datetime.now(UTC))
             self._read = await asyncio.wait_for(self._client.update_lease(mine, timeout=left), left)
         except TimeoutError:
@@ -219,7 +218,7 @@ class LeaderElector:
             lease = await self._client.get(LEASES, *self._where)
         except ApiError:
             return
-        holder = (lease.get("spec") or {}).get("holderIdentity")
+        holder = section(lease, "spec").get("holderIdentity")
         if holder != self._lease.identity:
             raise LostLease(f"the Lease is held by {holder}" if holder else "the Lease has no holder")
         if int(lease["metadata"]["resourceVersion"]) < int(self._read["metadata"]["resourceVersion"]):

@@ -5,8 +5,8 @@ from typing import get_args
 from annotated_types import Le
 from hypothesis import strategies as st
 
+from unmask_operator.api.base import flag_of
 from unmask_operator.api.engine import Engine
-from unmask_operator.api.flags import flag_of
 
 
 def values(model):

@@ -11,8 +11,8 @@ from runtime.config import parse as parse_arguments
 from tests.operator.samples import SETTINGS, resource
 from tests.operator.spec_strategies import SPECS, values
 from unmask_operator.api import SpecError, parse
+from unmask_operator.api.base import spelling
 from unmask_operator.api.engine import Thresholds
-from unmask_operator.api.flags import spelling
 from unmask_operator.render.adapters import MOUNT
 from unmask_operator.render.arguments import engine_arguments
 from unmask_operator.render.model import MODEL_MOUNT, adapter

@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 
 from tests.operator import samples
-from unmask_operator.controller.event_handler import DEBOUNCE_READY_SECONDS, DEBOUNCE_SECONDS, EventHandler
+from unmask_operator.controller.resync import DEBOUNCE_READY_SECONDS, DEBOUNCE_SECONDS, EventHandler
 from unmask_operator.kinds import CHILDREN, DLMS, PODS, kind_of
 from unmask_operator.kube.cache import Cache
 from unmask_operator.objects import SERVICE_LABEL, Key, Ref

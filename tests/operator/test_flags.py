@@ -8,8 +8,8 @@ import pytest
 from runtime.config.config import BY_SPELLING
 from tools import strategy_rules
 from unmask_operator.api import strategies
+from unmask_operator.api.base import flag_argument, flag_field, flag_of, spelling
 from unmask_operator.api.engine import RESERVED, Engine
-from unmask_operator.api.flags import flag_argument, flag_field, flag_of, spelling
 
 
 def literals(annotation):

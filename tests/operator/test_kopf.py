@@ -16,7 +16,7 @@ from tests.simulated_time import simulated
 from tests.wait import wait_until_async
 from unmask_operator import __main__ as program
 from unmask_operator import settings as module
-from unmask_operator.controller.event_handler import EventHandler
+from unmask_operator.controller.resync import EventHandler
 from unmask_operator.kinds import CACHED, CLAIMS, DLMS, JOBS, OPTIONAL, PODS, ApiKind
 from unmask_operator.kube import watch_login
 from unmask_operator.kube.cache import Cache

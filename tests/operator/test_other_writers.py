@@ -4,8 +4,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from tests.operator.samples import make, resource, running
-from unmask_operator.controller.other_writers import LONGEST_PAUSE, RECENT, OtherOperators
 from unmask_operator.objects import Obj
+from unmask_operator.plan.other_writers import LONGEST_PAUSE, RECENT, OtherOperators
 from unmask_operator.status import status
 
 OURS, THEIRS = "unmask-operator/a/unmask", "unmask-operator/b/unmask"

@@ -11,12 +11,12 @@ from tests.operator.samples import seen as obj
 from tests.simulated_time import now, simulated
 from tests.wait import wait_until_async
 from unmask_operator.controller import resync as module
-from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.controller.resync import (
     AFTER_KOPF_SECONDS,
     DISCOVERY_SECONDS,
     LONGEST_RETRY_SECONDS,
     PERIOD_SECONDS,
+    EventHandler,
 )
 from unmask_operator.kinds import (
     CACHED,

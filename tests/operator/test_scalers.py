@@ -9,11 +9,10 @@ import pytest
 from tests.operator.fake_api import DEPLOYMENT, FakeApi
 from tests.operator.pod_states import judge
 from tests.operator.samples import edit, running
-from unmask_operator.controller.other_writers import ManifestWrites
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.objects import Obj
 from unmask_operator.plan.observed import Decision, Observed
-from unmask_operator.plan.scalers import WINDOW, kept_replicas
+from unmask_operator.plan.other_writers import WINDOW, ManifestWrites, kept_replicas
 
 SCALED = {"maxReplicas": 8}
 HPA = {**SCALED, "provider": "HPA"}

@@ -65,7 +65,7 @@ async def _forward(holder: Holder, metrics: Metrics, client: Streams, received: 
         try:
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    server = await asyncio.open_connection(pod.host, pod.port, limit=CHUNK)
+                    server = await asyncio.open_connection(*pod, limit=CHUNK)
             except OSError:
                 holder.failed(pod)
                 await asyncio.sleep(RETRY_SECONDS)
@@ -91,27 +91,22 @@ async def _wait(
     filling = asyncio.create_task(_fill(reader, held))
     try:
         await asyncio.wait((request, filling), timeout=end - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
-        if not request.done() and filling.done():
-            if filling.result():
-                return None
-            await asyncio.wait((request,), timeout=end - time.monotonic())
         if request.done() and request.result():  # raises the refusal of a service that was stopped
             return request
-        message = f"no pod was Ready within {holder.target.zero.hold_seconds} s"
-        raise Refusal(503, "timeout", message)
+        if filling.done():
+            return filling.result()
+        raise Refusal(503, "timeout", f"no pod was Ready within {holder.target.zero.hold_seconds} s")
     finally:
         request.cancel()
         await _cancel(filling)
 
 
-async def _fill(reader: asyncio.StreamReader, held: bytearray) -> bool:
-    """Reads the start of the body until `HELD_BYTES`. Returns whether the client left."""
-    while len(held) < HELD_BYTES:
-        more = await reader.read(HELD_BYTES)
-        if not more:
-            return True
+async def _fill(reader: asyncio.StreamReader, held: bytearray) -> None:
+    """Reads the start of the body until `HELD_BYTES`. Returns when the client has left."""
+    while more := await reader.read(HELD_BYTES):
         held += more
-    return False
+        if len(held) >= HELD_BYTES:
+            await asyncio.Event().wait()  # until it is cancelled
 
 
 async def _join(client: Streams, server: Streams, answered: Callable[[], None]) -> None:

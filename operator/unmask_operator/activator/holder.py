@@ -7,7 +7,6 @@ import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from unmask_operator.activator.head import Refusal
 from unmask_operator.activator.targets import Target
@@ -16,14 +15,9 @@ from unmask_operator.kube.errors import ApiError
 POLL_SECONDS = 0.5  # between lists of the pods while requests wait
 LONGEST_ANSWER_SECONDS = 10.0  # from the release of a request to its answer, after which it no longer delays others
 
+Address = tuple[str, int]  # host and port of a Ready pod
+
 log = logging.getLogger(__name__)
-
-
-class Address(NamedTuple):
-    """Address of a Ready pod."""
-
-    host: str
-    port: int
 
 
 @dataclass

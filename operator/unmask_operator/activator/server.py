@@ -110,7 +110,7 @@ def ready_addresses(endpoint_slice: Obj) -> list[Address]:
         return []
     ports = [port["port"] for port in endpoint_slice.get("ports") or () if port.get("name") == PORT_NAME]
     return [
-        Address(endpoint["addresses"][0], port)
+        (endpoint["addresses"][0], port)
         for endpoint in endpoint_slice.get("endpoints") or ()
         if section(endpoint, "conditions").get("ready") is not False
         for port in ports

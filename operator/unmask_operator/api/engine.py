@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from runtime.config import BY_DEST
-from unmask_operator.api.base import Section
-from unmask_operator.api.flags import flag_field
+from unmask_operator.api.base import Section, flag_field
 from unmask_operator.api.strategies import DecodingStrategy
 
 # Flags that extraArgs must not contain: flags that the operator sets, flags that print and exit, and flags that read

@@ -5,8 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from runtime.config.adapter_names import DEFAULT_MAX_LORAS
-from unmask_operator.api.base import KEYED_BY_NAME, ObjectName, Revision, Section
-from unmask_operator.api.flags import flag_field
+from unmask_operator.api.base import KEYED_BY_NAME, ObjectName, Revision, Section, flag_field
 
 
 class Adapter(Section):

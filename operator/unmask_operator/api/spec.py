@@ -9,8 +9,7 @@ from unmask_operator.api.autoscaling import Autoscaling
 from unmask_operator.api.engine import Engine
 from unmask_operator.api.lora import Lora
 from unmask_operator.api.model_cache import ModelCache
-from unmask_operator.api.network import Auth, Monitoring, NetworkPolicy, Service
-from unmask_operator.api.route import InferencePool, Route
+from unmask_operator.api.network import Auth, InferencePool, Monitoring, NetworkPolicy, Route, Service
 
 # Sections that are not part of the pod template, and the kind of child that each one configures.
 CHILD_OF = {

@@ -50,7 +50,6 @@ class Activators:
             await self._list()
         except ApiError as error:
             log.warning("cannot list the activator's addresses: %s", error)
-            return
         if self._addresses != before:
             for key in keys:
                 self.changed(key)

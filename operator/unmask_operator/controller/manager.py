@@ -10,13 +10,12 @@ from unmask_operator.autoscaler.loop import Autoscaler
 from unmask_operator.autoscaler.scrape import scrape
 from unmask_operator.controller.activators import Activators
 from unmask_operator.controller.cold_starts import ColdStarts
-from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.controller.model_fetches import ModelFetches
 from unmask_operator.controller.nodes import Nodes
 from unmask_operator.controller.pod_events import PodEvents
 from unmask_operator.controller.pod_progress import PodProgress
 from unmask_operator.controller.reconciler import Reconciler
-from unmask_operator.controller.resync import Resync
+from unmask_operator.controller.resync import EventHandler, Resync
 from unmask_operator.controller.workqueue import WorkQueue
 from unmask_operator.kinds import DLMS
 from unmask_operator.kube.cache import Cache

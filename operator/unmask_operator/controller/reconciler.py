@@ -10,15 +10,15 @@ from unmask_operator.controller import adapters, adoption
 from unmask_operator.controller.apply import Applier, Outcome
 from unmask_operator.controller.event_recorder import EventRecorder
 from unmask_operator.controller.field_conflicts import FieldConflicts
-from unmask_operator.controller.other_writers import ManifestWrites, OtherOperators
 from unmask_operator.kinds import DLMS, PODS, kind_of
 from unmask_operator.kube.cache import Cache, slim
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key, Obj, Ref, condition, controller_uid, merge_patch, section
-from unmask_operator.plan import scalers
+from unmask_operator.plan import other_writers
 from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.other_writers import ManifestWrites, OtherOperators
 from unmask_operator.plan.plan import Plan, last_accepted, plan, plan_of_deleted
 from unmask_operator.render.labels import is_own
 from unmask_operator.settings import Settings
@@ -44,21 +44,18 @@ class Result:
     requeue_after: float | None = None  # seconds until the next reconcile; None: no need
 
 
+@dataclass
 class Reconciler:
     """Reconciles resources. The work queue runs at most one reconcile per key at a time."""
 
-    def __init__(
-        self,
-        client: Client,
-        cache: Cache,
-        settings: Settings,
-        observe: Observe,
-        metrics: Metrics,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._cache = cache
-        self._metrics = metrics
-        self._make = partial(_Resource, client, cache, settings, observe, metrics, clock)
+    client: Client
+    cache: Cache
+    settings: Settings
+    observe: Observe
+    metrics: Metrics
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._resources: dict[Key, _Resource] = {}  # what this leader remembers of each
 
     async def reconcile(self, key: Key, first_attempt: bool = False) -> Result:
@@ -74,36 +71,29 @@ class Reconciler:
         """
         start = time.perf_counter()
         try:
-            if resource := self._cache.resource(key):
-                reconciled = self._resources.get(key) or self._resources.setdefault(key, self._make(key))
+            if resource := self.cache.resource(key):
+                reconciled = self._resources.get(key) or self._resources.setdefault(key, _Resource(self, key))
                 result = await reconciled.reconcile(resource, first_attempt)
             else:  # the garbage collector deletes the children
                 self._resources.pop(key, None)
                 result = Result()
         except Exception as error:
             if isinstance(error, ApiError):
-                self._metrics.api_errors.labels(str(error.status)).inc()
-            self._metrics.reconciles.labels("error").inc()
+                self.metrics.api_errors.labels(str(error.status)).inc()
+            self.metrics.reconciles.labels("error").inc()
             raise
-        self._metrics.reconciles.labels("ok").inc()
-        self._metrics.durations.observe(time.perf_counter() - start)
+        self.metrics.reconciles.labels("ok").inc()
+        self.metrics.durations.observe(time.perf_counter() - start)
         return result
 
 
-@dataclass
 class _Resource:
     """Reconciles one resource, and remembers what earlier reconciles did."""
 
-    client: Client
-    cache: Cache
-    settings: Settings
-    observe: Observe
-    metrics: Metrics
-    clock: Callable[[], float]
-    key: Key
-
-    def __post_init__(self) -> None:
-        self._conflicts = FieldConflicts(self.clock)
+    def __init__(self, of: Reconciler, key: Key) -> None:
+        self.client, self.cache, self.settings = of.client, of.cache, of.settings
+        self.observe, self.metrics, self.key = of.observe, of.metrics, key
+        self._conflicts = FieldConflicts(of.clock)
         self._events = EventRecorder(self.client, self.settings.pod_name)
         self._manifest_writes = ManifestWrites()
         self._departed: set[str] | None = None  # uids of pods that failed or were disrupted
@@ -174,7 +164,7 @@ class _Resource:
 
     async def _keep_replicas(self, observed: Observed) -> Observed:
         """Writes replicas that a manifest has lost back before a pod ends. They hold even if this write is refused."""
-        kept, resource = scalers.kept_replicas(observed), observed.resource
+        kept, resource = other_writers.kept_replicas(observed), observed.resource
         if kept is None:
             return observed
         message = f"spec.replicas fell to its default while spec.autoscaling is set; {kept} replicas are kept"

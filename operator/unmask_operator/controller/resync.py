@@ -1,4 +1,4 @@
-"""Lists every kind in pages and replaces the cache's content.
+"""Fills the cache with the events of watches, and by a resync, which lists every kind and replaces its content.
 
 kopf's watches leave gaps: after a watch restarts, nothing reports the objects that were deleted in the meantime.
 """
@@ -7,12 +7,12 @@ import asyncio
 import logging
 import math
 import sys
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import NoReturn
 
 from unmask_operator import kinds
-from unmask_operator.controller.event_handler import EventHandler
-from unmask_operator.kinds import ApiKind
+from unmask_operator.kinds import DLMS, PODS, ApiKind
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
@@ -23,10 +23,11 @@ from unmask_operator.render.autoscaling import OWN_SLICES
 from unmask_operator.settings import Settings
 from unmask_operator.status.conditions.route_ready import TYPE as ROUTE_READY
 from unmask_operator.status.conditions.route_ready import WAITING
+from unmask_operator.status.pods.pod_status import is_ready
 
 # A namespace is synced once these were listed in it. If a child of another kind is missing from the cache, its create
 # fails and it is read. Without revisions, pods would be created from a new template.
-NEEDED = {kinds.DLMS, kinds.PODS, kinds.REVISIONS, kinds.DEPLOYMENTS}
+NEEDED = {DLMS, PODS, kinds.REVISIONS, kinds.DEPLOYMENTS}
 LISTS_AT_ONCE = 2  # each holds a page in memory
 PERIOD_SECONDS = 600.0  # between two lists of a kind
 AFTER_KOPF_SECONDS = 30.0  # from a list by kopf, which reports no deletions, to the next list by the resync
@@ -37,8 +38,64 @@ LONGEST_RETRY_SECONDS = 30.0
 OPTIONAL_SECONDS = 60.0
 DISCOVERY_SECONDS = 15.0
 STEP_SECONDS = 5.0  # between checks of whether a list is due
+# Children and pods change in bursts. One reconcile and one status write serve a burst. The pause is shorter if it ends
+# with a Ready pod, which users wait for.
+DEBOUNCE_SECONDS = 1.0
+DEBOUNCE_READY_SECONDS = 0.25
 
 log = logging.getLogger(__name__)
+
+
+class EventHandler:
+    """Updates the cache and enqueues resources.
+
+    Args:
+        cache: The cache.
+        enqueue: Called with a resource's key and the seconds until its reconcile.
+    """
+
+    def __init__(self, cache: Cache, enqueue: Callable[[Key, float], None]) -> None:
+        self._cache = cache
+        self._enqueue = enqueue
+
+    def on_event(self, kind: ApiKind, change: str | None, obj: Obj) -> None:
+        """Updates the cache with one object and enqueues its resource.
+
+        Args:
+            kind: The object's kind.
+            change: ADDED, MODIFIED or DELETED from a watch; None for an object of a list.
+            obj: The object.
+        """
+        if change == "DELETED":
+            key = self._cache.delete(kind, obj)
+        else:
+            key = self._cache.put(kind, obj, answered=change is None)
+        if key is not None:
+            self._enqueue(key, debounce_seconds(kind, obj))
+
+    def on_list(self, kind: ApiKind, namespace: str | None, found: Set[tuple[Key, str]], version: int) -> None:
+        """Removes objects that a complete list did not contain, and enqueues their resources.
+
+        Args:
+            kind: The kind that was listed.
+            namespace: The listed namespace; None: all.
+            found: Names and uids of the list's objects.
+            version: The list's resource version.
+        """
+        for key in self._cache.replace(kind, namespace, found, version):
+            self._enqueue(key, 0.0)
+
+    def enqueue_all(self) -> None:
+        """Enqueues every resource."""
+        for key, _ in self._cache.resources():
+            self._enqueue(key, 0.0)
+
+
+def debounce_seconds(kind: ApiKind, obj: Obj) -> float:
+    """Returns the debounce pause after a change of an object, in seconds; 0 for the resource itself."""
+    if kind is DLMS:
+        return 0.0
+    return DEBOUNCE_READY_SECONDS if kind is PODS and is_ready(obj) else DEBOUNCE_SECONDS
 
 
 @dataclass(eq=False)
@@ -69,7 +126,7 @@ class Resync:
         self._synced: set[str | None] = set()  # namespaces that were synced once; None: all namespaces
         self.synced = asyncio.Event()  # set once all lists were tried and a namespace is synced
         self.apis: frozenset[str] = frozenset()  # the kinds of OPTIONAL that the API server serves (ApiKind.api)
-        selectors = {kinds.DLMS: ",".join(settings.watch_selector)}
+        selectors = {DLMS: ",".join(settings.watch_selector)}
         selectors[kinds.ENDPOINT_SLICES] = f"{SERVICE_LABEL},{OWN_SLICES}"
         self._sources = {
             kind.path(namespace): Source(kind, namespace, selectors.get(kind, SERVICE_LABEL))

@@ -86,7 +86,10 @@ class Credentials:
     async def _load(self, loader: KubeConfigLoader | None) -> None:
         self._loaded_at = self._clock()  # the next read after a failure waits as long as after a success
         if Path(incluster_config.SERVICE_TOKEN_FILENAME).exists():
-            self._load_service_account()
+            try:
+                load_incluster_config(self.configuration, try_refresh_token=False)
+            except (ConfigException, OSError) as error:
+                raise LoginError(f"the service account's files cannot be read: {error}") from error
         else:
             await self._load_kubeconfig(loader)
         token = self.configuration.api_key.get(BEARER, "").strip()  # a header with a line break is refused
@@ -97,19 +100,11 @@ class Credentials:
         except OSError as error:
             raise LoginError(f"the certificates cannot be read: {error}") from error
 
-    def _load_service_account(self) -> None:
-        try:
-            load_incluster_config(self.configuration, try_refresh_token=False)
-        except (ConfigException, OSError) as error:
-            raise LoginError(f"the service account's files cannot be read: {error}") from error
-
     async def _load_kubeconfig(self, loader: KubeConfigLoader | None) -> None:
         file = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
         if not os.environ.get("KUBECONFIG") and not Path(file).exists():
-            raise LoginError(
-                "no credentials: there is neither a service account's token nor a kubeconfig; run the operator in a "
-                "pod with a service account, or set KUBECONFIG"
-            )
+            fix = "run the operator in a pod with a service account, or set KUBECONFIG"
+            raise LoginError(f"no credentials: there is neither a service account's token nor a kubeconfig; {fix}")
         try:
             async with asyncio.timeout(LOGIN_SECONDS):
                 if loader is not None and hasattr(loader, "exec_plugin_expiry"):
@@ -119,17 +114,14 @@ class Credentials:
                         file, client_configuration=self.configuration, persist_config=False
                     )
         except TimeoutError as error:  # an OSError too
-            raise LoginError(
-                f"the kubeconfig {file} (KUBECONFIG): its exec plug-in ran for {LOGIN_SECONDS:g} s without an answer"
-            ) from error
+            cause = f"its exec plug-in ran for {LOGIN_SECONDS:g} s without an answer"
+            raise LoginError(f"the kubeconfig {file} (KUBECONFIG): {cause}") from error
         except _UNREADABLE as error:
             raise LoginError(f"the kubeconfig {file} (KUBECONFIG) cannot be read: {error}") from error
         secure = self.configuration.host.startswith("https")
         if secure and not self.configuration.api_key.get(BEARER) and not self.configuration.cert_file:
-            raise LoginError(
-                f"the kubeconfig {file} (KUBECONFIG) has no credentials: its user needs a token, a client certificate "
-                "or an exec plug-in, whose failure is logged"
-            )
+            needs = "its user needs a token, a client certificate or an exec plug-in, whose failure is logged"
+            raise LoginError(f"the kubeconfig {file} (KUBECONFIG) has no credentials: {needs}")
 
     def _tls(self) -> tuple[bytes, ...]:
         files = (self.configuration.ssl_ca_cert, self.configuration.cert_file, self.configuration.key_file)

@@ -7,7 +7,7 @@ from functools import partial
 from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.spec import CHILD_OF
 from unmask_operator.kinds import CONFIG_MAPS
-from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
+from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid, number, section
 from unmask_operator.plan import autoscaling
 from unmask_operator.plan.adoption import adopted_revision, is_orphan, owner_reference
 from unmask_operator.plan.model_fetch import ModelFetch, cached_commit, model_fetch, not_smaller
@@ -100,7 +100,7 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         replicas=replicas(resource),
         up_to_date=_up_to_date(revision, observed, settings),
         ignored=resource.ignored,
-        unread={section: str(error) for section, error in resource.unread.items()},
+        unread={name: str(error) for name, error in resource.unread.items()},
         requeue_seconds=_requeue_seconds(observed) or (CONFLICT_SECONDS if fetch and not fetch.live_claim else None),
         fetch=fetch,
     )
@@ -147,17 +147,14 @@ def last_accepted(observed: Observed, settings: Settings, *problems: Problem) ->
 
 def _replicas_alone(observed: Observed) -> int:
     """Returns the replicas of a spec that is otherwise unusable; those of the Deployment if the spec has none."""
-    live, spec_data = observed.deployment, observed.resource.get("spec") or {}
+    live, spec_data = observed.deployment, section(observed.resource, "spec")
     if not live or spec_data.get("suspend") is True:
         return 0
-    count, scaling = spec_data.get("replicas"), spec_data.get("autoscaling")
+    count, scaling = spec_data.get("replicas"), section(spec_data, "autoscaling")
     if type(count) is not int or count < 0:
         # At least one: a suspended service without valid replicas must start again when it is resumed.
-        return int((live.get("spec") or {}).get("replicas") or 1)
-    bounds = scaling if isinstance(scaling, Mapping) else {}
-    low, high = bounds.get("minReplicas"), bounds.get("maxReplicas")
-    count = min(count, high) if type(high) is int else count
-    return max(count, low) if type(low) is int else count
+        return number(section(live, "spec"), "replicas") or 1
+    return max(min(count, number(scaling, "maxReplicas", count)), number(scaling, "minReplicas"))
 
 
 def _running_revision(observed: Observed, newest: UnsupportedRevision) -> tuple[Revision | None, tuple[Problem, ...]]:
@@ -209,7 +206,7 @@ def _children(
 
 def _kinds_left(resource: DiffusionLMService) -> set[str | None]:
     """Returns the kinds of children that stay as they are, because their section cannot be read."""
-    kinds = {CHILD_OF.get(section) for section in resource.unread}
+    kinds = {CHILD_OF.get(name) for name in resource.unread}
     return kinds | {"ScaledObject", "EndpointSlice"} if "autoscaling" in resource.unread else kinds
 
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from runtime.config import FLAGS, parse
 from runtime.errors import ConfigError
 from unmask_operator.api import DiffusionLMService, SpecError
+from unmask_operator.api.base import flag_argument, flag_of
 from unmask_operator.api.engine import RESERVED
-from unmask_operator.api.flags import flag_argument, flag_of
 from unmask_operator.render import adapters, model, model_cache
 from unmask_operator.render.labels import KEYS_FILE, KEYS_MOUNT
 from unmask_operator.settings import Settings

@@ -49,8 +49,9 @@ def variable(resource: DiffusionLMService, restarted_at: str) -> list[Obj]:
 def key_of(pod: Mapping[str, Any]) -> str | None:
     """Returns the ConfigMap key that a pod or pod template refers to; None without one."""
     env = main_container(pod["spec"]).get("env") or ()
-    variable: Obj = next((one for one in env if one["name"] == VARIABLE), {})
-    found = section(variable, "valueFrom", "configMapKeyRef").get("key")
+    found = section(next((one for one in env if one["name"] == VARIABLE), {}), "valueFrom", "configMapKeyRef").get(
+        "key"
+    )
     return found if isinstance(found, str) else None  # the API server validates the podTemplate later
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from typing import NamedTuple
 
 from unmask_operator.api import SpecError, parse
-from unmask_operator.api.route import GATEWAY_GROUP
+from unmask_operator.api.network import GATEWAY_GROUP
 from unmask_operator.kinds import HTTP_ROUTES, INFERENCE_POOLS
 from unmask_operator.objects import Obj, condition, number, section
 from unmask_operator.status.condition import Condition, false, true, unknown

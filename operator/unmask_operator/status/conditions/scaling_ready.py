@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from unmask_operator.kinds import AUTOSCALERS, SCALED_OBJECTS
 from unmask_operator.objects import Obj, condition, section
-from unmask_operator.plan.scalers import other_scaler
+from unmask_operator.plan.other_writers import other_scaler
 from unmask_operator.render.labels import engine_name
 from unmask_operator.status.condition import Condition, false, true, unknown
 from unmask_operator.status.conditions import scheduled

@@ -82,31 +82,30 @@ def _explain(
 ) -> Condition:
     """Returns the condition for missing GPUs, with the nodes that are excluded or lack other resources."""
     resource = short.text.removeprefix("Insufficient ")
-    hint, need = f"; the old pods still serve: {HINT}" if is_rolling(inputs) else "", _needed(pod, resource)
+    need = _needed(pod, resource)
+    hint = f"; the old pods still serve: {HINT}" if is_rolling(inputs) else ""
     alone = not causes and not (capacity and capacity.excluded_gpus)
     if capacity and not causes and need > capacity.largest:
         causes = list(dict.fromkeys(SchedulerReason(None, node.scheduler_text) for node, _ in capacity.excluded_gpus))
     nodes = capacity.relevant_excluded if capacity else ()
     start = f"{explain(causes, has_gpu=True, excluded=nodes)}; " if causes else ""
+    wanted = f"{start}a pod needs {need} {resource}"
     if capacity is None:
-        reason = "InsufficientGPU" if alone else "Unschedulable"
-        return false(reason, f"{start}a pod needs {need} {resource}{hint} ({sentence})")
+        return false("InsufficientGPU" if alone else "Unschedulable", f"{wanted}{hint} ({sentence})")
     excluded, largest = capacity.excluded_clause(resource), capacity.largest
     if largest == 0:
-        none = f"a pod needs {need} {resource} and no node that it may run on has any{excluded}"
+        none = f"{wanted} and no node that it may run on has any{excluded}"
         if capacity.excluded_gpus:
-            return false("Unschedulable", f"{start}{none} ({sentence})")
-        fix = "add a node with GPUs, or install their device plugin"
-        return false("InsufficientGPU", f"{start}{none}: {fix} ({sentence})")
-    allowed = "" if alone else " that it may run on"
-    counted = f"{start}a pod needs {need} {resource} and the largest node{allowed} has {largest}"
+            return false("Unschedulable", f"{none} ({sentence})")
+        return false("InsufficientGPU", f"{none}: add a node with GPUs, or install their device plugin ({sentence})")
+    counted = f"{wanted} and the largest node{'' if alone else ' that it may run on'} has {largest}"
     if need > largest:
         fix = "it never fits; lower spec.parallelism or add a larger node"
         return false("InsufficientGPU", f"{counted}: {fix}{excluded} ({sentence})")
     too_small = sum(gpus < need for gpus in capacity.allowed)
     if any(not cause.is_node_rule for cause in causes) and short.count is not None and short.count <= too_small:
         # The scheduler's count covers only the nodes with too few GPUs. The other nodes lack something else.
-        return false("Unschedulable", f"{start}a pod needs {need} {resource}{excluded} ({sentence})")
+        return false("Unschedulable", f"{wanted}{excluded} ({sentence})")
     busy = "" if causes else "; they are busy now: free some or add a node"
     return false("InsufficientGPU", f"{counted}, not all free{hint or busy}{excluded} ({sentence})")
 
