@@ -69,27 +69,24 @@ class Autoscaler:
         Returns:
             Seconds until the next resource is due, at most `LONGEST_SLEEP`.
         """
-        rules = {}
-        resources = {}
+        start, scaled = self.now(), set[Key]()
         for key, resource in self.resources():
-            found = Rules.read(section(resource, "spec"))
-            if found is not None and not resource["metadata"].get("deletionTimestamp"):
-                rules[key], resources[key] = found, resource
-        for gone in set(self._histories) - set(rules):
+            rules = Rules.read(section(resource, "spec"))
+            if rules is None or resource["metadata"].get("deletionTimestamp"):
+                continue
+            scaled.add(key)
+            is_due = self._due.get(key, start) <= start or self._was_woken(key, resource)
+            if key not in self._tasks and is_due:
+                self._due[key] = start + timedelta(seconds=rules.polling)
+                task = self._tasks[key] = asyncio.create_task(self._look(key, resource, rules))
+                task.add_done_callback(functools.partial(self._ended, key))
+        for gone in self._histories.keys() - scaled:
             for memory in (self._histories, self._decisions, self._idle, self._due):
                 memory.pop(gone, None)
-        start = self.now()
-        for key in rules:
-            is_due = self._due.get(key, start) <= start or self._was_woken(key, resources[key])
-            if key not in self._tasks and is_due:
-                self._due[key] = start + timedelta(seconds=rules[key].polling)
-                task = asyncio.create_task(self._look(key, resources[key], rules[key]))
-                self._tasks[key] = task
-                task.add_done_callback(functools.partial(self._ended, key))
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=timeout)
         end = self.now()
-        waits = [(self._due[key] - end).total_seconds() for key in rules if key in self._due]
+        waits = [(self._due[key] - end).total_seconds() for key in scaled & self._due.keys()]
         return min(max(min(waits, default=LONGEST_SLEEP), SHORTEST_SLEEP), LONGEST_SLEEP)
 
     def _ended(self, key: Key, task: asyncio.Task[None]) -> None:

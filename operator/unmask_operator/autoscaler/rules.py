@@ -1,26 +1,18 @@
 """Scaling rules of ``spec.autoscaling`` and their limits of change, with the semantics of autoscaling/v2."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self
 
 from pydantic import ValidationError
 
-from unmask_operator.api.autoscaling import DEFAULT_TARGETS, POLLING_SECONDS, Autoscaling, Behavior, ScalingRules, Zero
+from unmask_operator.api import autoscaling
+from unmask_operator.api.autoscaling import DEFAULT_TARGETS, POLLING_SECONDS, Behavior, ScalingPolicy, ScalingRules
 from unmask_operator.autoscaler.history import History
 
 TOLERANCE = 0.1  # relative deviation from the target without scaling; the HPA controller's default
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Allows a change of at most `value` pods or percent within `period` seconds."""
-
-    type: str  # Pods | Percent
-    value: int
-    period: int
 
 
 @dataclass(frozen=True)
@@ -28,21 +20,22 @@ class Direction:
     """Scaling rules of one direction."""
 
     window: int  # stabilization window in seconds
-    policies: tuple[Policy, ...]
+    policies: Sequence[ScalingPolicy]
     select: str = "Max"  # the policy with the largest change; or Min, Disabled
 
     @classmethod
     def read(cls, scaling_rules: ScalingRules | None, default: Self) -> Self:
         if scaling_rules is None:
             return default
-        policies = tuple(Policy(p.type, p.value, p.period_seconds) for p in scaling_rules.policies or ())
-        window = scaling_rules.stabilization_window_seconds
-        window = default.window if window is None else window
-        return cls(window, policies or default.policies, scaling_rules.select_policy or default.select)
+        window, policies = scaling_rules.stabilization_window_seconds, scaling_rules.policies or default.policies
+        select = scaling_rules.select_policy or default.select
+        return cls(default.window if window is None else window, policies, select)
 
 
-UP = Direction(0, (Policy("Pods", 4, 15), Policy("Percent", 100, 15)))
-DOWN = Direction(300, (Policy("Percent", 100, 15),))
+_PODS = ScalingPolicy.model_validate({"type": "Pods", "value": 4, "periodSeconds": 15})
+_PERCENT = ScalingPolicy.model_validate({"type": "Percent", "value": 100, "periodSeconds": 15})
+UP = Direction(0, (_PODS, _PERCENT))
+DOWN = Direction(300, (_PERCENT,))
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ class Rules:
     # Its window is the stable window, which a long model load time extends.
     down: Direction = DOWN
     polling: float = POLLING_SECONDS  # seconds between samples
-    zero: Zero | None = None  # scale to zero; `minimum` is 1 then
+    zero: autoscaling.Zero | None = None  # scale to zero; `minimum` is 1 then
 
     def clamp(self, replicas: int) -> int:
         return min(max(replicas, self.minimum), self.maximum)
@@ -69,7 +62,7 @@ class Rules:
             None if the resource is suspended, has another provider, or has a value that this version does not support.
         """
         try:
-            scaling = Autoscaling.model_validate(spec.get("autoscaling"), extra="ignore")
+            scaling = autoscaling.Autoscaling.model_validate(spec.get("autoscaling"), extra="ignore")
         except ValidationError:
             return None
         if spec.get("suspend") or scaling.provider != "Builtin":
@@ -92,6 +85,6 @@ def limit(replicas: int, rules: Direction, history: History, now: datetime, *, u
     sign, rounded, farthest, nearest = (1, math.ceil, max, min) if up else (-1, int, min, max)
     limits = []
     for policy in rules.policies:
-        start, change = replicas - history.change_within(now, policy.period), sign * policy.value
+        start, change = replicas - history.change_within(now, policy.period_seconds), sign * policy.value
         limits.append(start + change if policy.type == "Pods" else rounded(start * (1 + change / 100)))
     return farthest(replicas, nearest(limits) if rules.select == "Min" else farthest(limits))

@@ -4,9 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.operator.autoscaler.simulation import Simulation
-from unmask_operator.autoscaler.rules import Direction, Policy, Rules
+from unmask_operator.api.autoscaling import ScalingPolicy
+from unmask_operator.autoscaler.rules import Direction, Rules
 
-_POLICY = st.builds(Policy, st.sampled_from(["Pods", "Percent"]), st.integers(1, 150), st.integers(1, 120))
+_POLICY = st.builds(
+    ScalingPolicy,
+    type=st.sampled_from(["Pods", "Percent"]),
+    value=st.integers(1, 150),
+    periodSeconds=st.integers(1, 120),
+)
 
 
 def _direction(window: st.SearchStrategy[int]) -> st.SearchStrategy[Direction]:

@@ -11,7 +11,7 @@ from tests.operator.autoscaler.simulation import START, Simulation
 from unmask_operator.autoscaler import decide as reasons
 from unmask_operator.autoscaler.decide import decide
 from unmask_operator.autoscaler.history import History, Sample
-from unmask_operator.autoscaler.rules import Direction, Policy, Rules
+from unmask_operator.autoscaler.rules import UP, Direction, Rules
 
 RULES = Rules(1, 8, {"queuedRequestsPerReplica": 10}, polling=15)
 HPA = json.loads((Path(__file__).parent / "hpa.json").read_text(encoding="utf-8"))
@@ -27,7 +27,7 @@ def test_a_burst_scales_up_immediately_and_down_after_the_stable_window() -> Non
 
 
 def test_a_burst_shorter_than_the_window_of_scale_up_is_ignored() -> None:
-    rules = Rules(1, 8, RULES.targets, up=Direction(60, (Policy("Percent", 100, 15),)), polling=15)
+    rules = Rules(1, 8, RULES.targets, up=Direction(60, UP.policies[1:]), polling=15)
     assert max(Simulation(rules).run(300, lambda t: 75 if 120 <= t < 165 else 5).sizes) == 1
     assert max(Simulation(rules).run(300, lambda t: 75 if 120 <= t < 200 else 5).sizes) > 1
 
