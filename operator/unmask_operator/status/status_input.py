@@ -30,7 +30,7 @@ class StatusInput:
         resource, deployment = observed.resource, observed.deployment
         desired = plan.replicas if plan.children or deployment else 0
         by_name = sorted(observed.pods, key=pod_status.name)  # so that the order is stable
-        newest_first = sorted(by_name, key=lambda pod: str(pod["metadata"].get("creationTimestamp")), reverse=True)
+        newest_first = sorted(by_name, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
         live = tuple(pod for pod in newest_first if pod_status.is_live(pod))
         trouble = _trouble(observed, newest_first, _current(live, deployment))
         return cls(observed, plan, without_nulls(section(resource, "spec")), deployment, desired, live, trouble)
