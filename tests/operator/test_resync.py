@@ -180,6 +180,9 @@ PAUSES = {
         {DLMS: [waiting(kind="RouteReady", reason="Waiting")], HTTP_ROUTES: [obj(3)]}, {},
         HTTP_ROUTES, DISCOVERY_SECONDS,
     ),
+    "one that is not there": (
+        {DLMS: [waiting(kind="RouteReady", reason="Waiting")]}, {}, HTTP_ROUTES, DISCOVERY_SECONDS,
+    ),
     "one that a resource waits for": ({DLMS: [waiting()]}, {POD_MONITORS: NOT_FOUND}, POD_MONITORS, DISCOVERY_SECONDS),
 }  # fmt: skip
 

@@ -172,10 +172,10 @@ class Resync:
             return PERIOD_SECONDS
         if source.kind.api not in self.apis:
             return DISCOVERY_SECONDS if self._is_reported(MISSING_CRD) else PERIOD_SECONDS
-        if not self._cache.holds(source.kind):
-            return PERIOD_SECONDS
-        waits = source.kind is kinds.HTTP_ROUTES and self._is_reported(WAITING, ROUTE_READY)
-        return DISCOVERY_SECONDS if waits else OPTIONAL_SECONDS
+        # Also without a route: its CustomResourceDefinition may be on its way out, whose objects are deleted first.
+        if source.kind is kinds.HTTP_ROUTES and self._is_reported(WAITING, ROUTE_READY):
+            return DISCOVERY_SECONDS
+        return OPTIONAL_SECONDS if self._cache.holds(source.kind) else PERIOD_SECONDS
 
     def _is_reported(self, reason: str, kind: str | None = None) -> bool:
         """Returns whether a condition of a resource, of the type `kind` unless that is None, has this reason."""
