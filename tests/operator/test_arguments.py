@@ -151,7 +151,7 @@ def test_the_flags_of_an_image_of_this_version_are_checked():
 @pytest.mark.parametrize(
     ("model", "field"),
     [
-        ({"uri": "s3://bucket/model"}, "uri"),  # only another version can load it
+        ({"uri": "abfs://container/model"}, "uri"),  # only another version can load it
         ({"uri": "hf://a/b", "name": "$(HF_TOKEN)"}, "name"),  # Kubernetes would replace the variable
         ({"uri": "hf://a/b", "family": "$(x)"}, "family"),
         ({"uri": "hf://a/b", "revision": "$(X)"}, "revision"),
