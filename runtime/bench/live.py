@@ -219,6 +219,7 @@ class Live:
             max_num_reqs=info.max_num_reqs,
             max_request_len=max_request_len(self.strategy, info.max_model_len),
             max_request_pages=pages,
+            vocab_size=info.vocab_size,
             batch_invariant=self.args.deterministic,
         )
         if self.args.enforce_eager or self.pool.device.type != "cuda":

@@ -167,7 +167,7 @@ class _Setup:
         config = SamplerConfig(
             args.block_size, mask_id, last, eos_ids=(0,), max_num_reqs=max(args.batch),
             max_request_len=longest, max_request_pages=pages_needed(longest, args.page_size),
-            batch_invariant=args.deterministic,
+            vocab_size=model_info.vocab_size, batch_invariant=args.deterministic,
         )  # fmt: skip
         self.runner = ModelRunner(model, self.pool, config)
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"

@@ -1,13 +1,13 @@
 """`diffusion_gemma`: denoises one canvas of noise at a time (docs/research/decoding-rules.md#strategy-diffusion_gemma).
 
-Every step may change all positions of a canvas, so all are MASKED after each step. A preemption restarts the canvas
-with the same random numbers, because its self-conditioning exists only on the device.
+Every step may change all positions of a canvas, so all are MASKED after each step. The step that finishes a canvas
+draws the noise of the next one on the device. A preemption restarts the canvas with the same random numbers, because
+its self-conditioning exists only on the device.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from runtime.kernels.uniform_numbers import CANVAS, uniform_numbers_reference
@@ -43,33 +43,40 @@ class Canvas(Strategy):
     def plan_forward(self, request: Request) -> ForwardSpan:
         while not request.blocks and request.next_start < request.end:
             self._open(request)
+            for block in request.blocks:  # otherwise pinned tokens cover it
+                masked = block.state == MASKED
+                block.tokens[masked] = self._noise(request, block.start)[: block.size][masked]
+                request.pending_writes.append((block.start, request.next_start))
         return ForwardSpan(request.num_final_tokens, request.next_start, request.blocks)
 
     def successors(self, request: Request, span: ForwardSpan) -> Successors:
-        # the noise of the next canvas is not on the device
-        return Successors(NextForward(request.num_final_tokens, request.next_start, request.num_final_tokens))
+        start, end = request.num_final_tokens, request.next_start
+        continues = NextForward(start, end, start)
+        return Successors(continues, NextForward(start, end + self.size, end) if self._is_drawn(request) else None)
+
+    def _is_drawn(self, request: Request) -> bool:
+        """Returns whether the step that finishes the open canvas draws the next one: pinned tokens do not cover it."""
+        return MASKED in request.state[request.next_start : request.next_start + self.size].tobytes()
 
     def _open(self, request: Request) -> None:
+        """Opens the next canvas. If pinned tokens cover it, it is final at once."""
         start = request.num_final_tokens
-        end = request.next_start = start + self._width(request)
-        state = self._mask_canvas(request, start)[: end - start]
-        block = Block(request, start, end)
-        if block.finished:  # pinned tokens cover it
-            request.num_final_tokens = end
+        request.next_start = start + self._width(request)
+        self._mask_canvas(request, start)
+        block = Block(request, start, request.next_start)
+        if block.finished:
+            request.num_final_tokens = request.next_start
         else:
             request.blocks = [block]
-            block.tokens[state == MASKED] = self._noise(request, start)[: end - start][state == MASKED]
-            request.pending_writes.append((start, end))
 
     def _width(self, request: Request) -> int:
         """Returns the positions of a canvas. That of a read ends with its output."""
         return request.spec.max_tokens if request.spec.read_ids else self.size
 
-    def _mask_canvas(self, request: Request, start: int) -> npt.NDArray[np.int8]:
-        """Sets the state of all positions that are not FIXED to MASKED, and returns the state, int8 [size]."""
+    def _mask_canvas(self, request: Request, start: int) -> None:
+        """Sets the state of all positions that are not FIXED to MASKED."""
         state = request.state[start : start + self.size]
         state[state == UNMASKED] = MASKED
-        return state
 
     def _noise(self, request: Request, start: int) -> Ints:
         """Returns uniformly random token ids for a new canvas, int64 [size], from the random numbers of this step."""
@@ -98,6 +105,8 @@ class Canvas(Strategy):
             block_update.finish_request(request, *end, committed=BlockLayout(1) if self.prefix_caching else None)
         elif request.num_final_tokens == request.next_start:
             request.blocks = []
+            if self._is_drawn(request):
+                self._open(request)
         else:
             for block in request.blocks:
                 self._mask_canvas(request, block.start)

@@ -174,14 +174,12 @@ class Candidates:
         confidence: probabilities of the tokens; -inf where none was sampled.
         stats: the required statistics; the values of STATS where none was sampled.
         argmax: int64, the most probable tokens; None if no algorithm requires them.
-        vocab_size: columns of the logits; 0 if no row was sampled, or if only the argmax was computed.
     """
 
     tokens: torch.Tensor
     confidence: torch.Tensor
     stats: dict[LogitStat, torch.Tensor]
     argmax: torch.Tensor | None
-    vocab_size: int = 0
 
     @classmethod
     def unsampled(cls, step: SamplingStep) -> Candidates:
@@ -251,6 +249,7 @@ class SamplerConfig:
         edit_tokens: the model's edit tokens, delete and split. They may be predicted even if above `max_token_id`.
         max_num_reqs: number of slots, one per running request.
         max_request_len, max_request_pages: maximum number of positions and pages of a request.
+        vocab_size: number of ids, from which noise is drawn.
         batch_invariant: the bits of a request do not depend on the other requests of the batch.
         logits_ops: operations on logits, which may be sharded over the vocabulary.
     """
@@ -263,6 +262,7 @@ class SamplerConfig:
     max_num_reqs: int = 0
     max_request_len: int = 0
     max_request_pages: int = 0
+    vocab_size: int = 0
     batch_invariant: bool = False
     logits_ops: LogitsOps = DEFAULT_LOGITS_OPS
 
@@ -353,7 +353,6 @@ class CandidateSampler:
         """Writes the results of the fused kernel, chunk by chunk of the sampled rows."""
         assert head.kernels.softmax_stats is not None
         (group,) = step.groups
-        found.vocab_size = head.weight.shape[0]
         uniform = None
         if step.uniform is not None:
             uniform = torch.full((len(hidden),), -1.0, dtype=torch.float64, device=hidden.device)
@@ -379,7 +378,6 @@ class CandidateSampler:
         """Samples a chunk of the sampled rows, with all groups' changes of the logits."""
         index = step.index(part)
         logits = self.lm_head(hidden[part])
-        found.vocab_size = self.logits_ops.vocab_size(logits)
         self._mask_forbidden(logits, self.logits_ops)
         if step.descriptor.has_logits_processors:
             apply_logits_processors(logits, step.inputs, *index, self.logits_ops)

@@ -151,6 +151,7 @@ class _Runners:
             max_num_reqs=info.max_num_reqs,
             max_request_len=max_request_len(strategy, info.max_model_len),
             max_request_pages=self.min_pages,
+            vocab_size=info.vocab_size,
             batch_invariant=config.deterministic,
             logits_ops=logits_ops,
         )

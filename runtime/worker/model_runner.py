@@ -16,6 +16,7 @@ from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.next_segments import HEADER, OUTCOMES, BlockCounters, Offer
 from runtime.kernels.ops import select_kernels
 from runtime.kernels.segments import FIELDS, RowTables
+from runtime.kernels.uniform_numbers import CANVAS
 from runtime.kernels.unmask import BlockInputs, SampledRows
 from runtime.layers.embedding import soft_token_embeddings
 from runtime.layers.kv_pool import KVPool
@@ -465,7 +466,27 @@ class ModelStep:
             continues = found["numbers"][FINISHED][:, None] == 0
             after = torch.where(continues & (before.state != FIXED), MASKED, after)
         self.states.scatter(before, found["tokens"], after, found["remasked"])
+        if descriptor.uniform_noise:
+            self._draw_next_canvases(inputs, found["numbers"][FINISHED] > 0, descriptor.size)
         return found | history
+
+    def _draw_next_canvases(self, inputs: Tensors, finished: torch.Tensor, width: int) -> None:
+        """Writes the noise of the canvas behind each finished one, so that its forward need not wait for the host.
+
+        Args:
+            finished: bool [n].
+            width: positions of the largest canvas.
+        """
+        size, draws = inputs["block_size"], inputs["draws"].clone()
+        draws[:, 1] += 1  # noise of the step that opens the canvas
+        draws[:, 2] += size
+        left = self.states.max_len - draws[:, 2]  # positions of the slot, which may be none
+        size, first = torch.where(finished, size.minimum(left), 0), inputs["block_first"] + size
+        before = self.states.gather(first, size, width)
+        noise = self.sampler.noise(draws, width, CANVAS)
+        self.states.scatter(
+            before, torch.where(before.state == MASKED, noise, before.tokens), before.state, before.remasked
+        )
 
     def choose(self, numbers: torch.Tensor) -> None:
         """Chooses the next forward from `outcomes` (``kernels.next_segments``).

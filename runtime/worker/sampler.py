@@ -69,6 +69,7 @@ class Sampler:
         self.candidates = CandidateSampler(lm_head, config, device, self_conditioning_fn)
         self.eos_ids = torch.tensor(config.eos_ids, dtype=torch.int64, device=device)
         self.get_algorithm = algorithms_with_edit_tokens(config.edit_tokens)
+        self.vocab_size = config.vocab_size
         self.uniform_numbers = select_kernels(torch.device(device), torch.float32).uniform_numbers
 
     def is_batch_invariant(self, blocks: DenoiseBlocks) -> bool:
@@ -120,12 +121,19 @@ class Sampler:
         }
         arrays["must_advance"] = arrays["must_advance"] > 0
         if descriptor.uniform_noise:
-            every = torch.arange(state.numel(), device=state.device)
-            block, at = every // descriptor.size, every % descriptor.size
-            noise = self.uniform_numbers(inputs["draws"], block, at, RENOISE).view(state.shape)
-            arrays["noise_tokens"] = (noise * found.vocab_size).long()
+            arrays["noise_tokens"] = self.noise(inputs["draws"], descriptor.size, RENOISE)
         for group in groups:
             yield group.algorithm, group.members, self._block_batch(group, arrays, found)
+
+    def noise(self, draws: torch.Tensor, size: int, stream: int) -> torch.Tensor:
+        """Returns a random token for each of the first `size` positions of blocks, int64 [n, size].
+
+        Args:
+            draws, stream: see ``kernels.uniform_numbers``.
+        """
+        every = torch.arange(len(draws) * size, device=draws.device)
+        numbers = self.uniform_numbers(draws, every // size, every % size, stream)
+        return (numbers * self.vocab_size).long().view(-1, size)
 
     def _block_batch(self, group: AlgorithmGroup, arrays: Tensors, found: Candidates) -> BlockBatch:
         """Returns the inputs of a group's algorithm, from the `arrays` of all blocks."""

@@ -26,7 +26,7 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
     state = random.choice([FIXED, MASKED, MASKED, MASKED, UNMASKED], (n, SIZE)).astype(np.int8)
     tokens = np.where(state == MASKED, VOCAB - 1, random.integers(0, VOCAB - 2, (n, SIZE)))
     histories: dict[str, np.ndarray] = {}
-    config = SamplerConfig(SIZE, VOCAB - 1, VOCAB - 2, eos_ids=(3, 9), edit_tokens=orders)
+    config = SamplerConfig(SIZE, VOCAB - 1, VOCAB - 2, eos_ids=(3, 9), edit_tokens=orders, vocab_size=VOCAB)
     head = Sampler(torch.clone, config, device)
     shown = []
     for step in range(STEPS):

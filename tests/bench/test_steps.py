@@ -131,7 +131,9 @@ def test_diffusion_gemma_gets_the_distributions_of_the_last_step():
     model = random_model(architecture("diffusiongemma-tiny"), build)
     made = plans("diffusion_gemma", 16)
     pool = UnifiedPool(model.kv_shapes, num_pages=20, page_size=16, dtype=torch.float32, device="cpu")
-    config = SamplerConfig(16, None, 8, eos_ids=(0,), max_num_reqs=2, max_request_len=64, max_request_pages=4)
+    config = SamplerConfig(
+        16, None, 8, eos_ids=(0,), max_num_reqs=2, max_request_len=64, max_request_pages=4, vocab_size=9
+    )
     runner = ModelRunner(model, pool, config)
     plan = made.decode(2, 41)
     runner.run(plan)

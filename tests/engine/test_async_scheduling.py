@@ -293,7 +293,7 @@ def test_steps_of_diffusion_gemma_are_launched_early_too(monkeypatch: pytest.Mon
         llm.generate(PROMPTS[:2], SamplingParams(max_tokens=32, ignore_eos=True))
         llm.engine.drain()  # a forward for the prefix cache may have been launched behind the last output
         assert built.call_count < llm.engine.stats().steps / 2
-        assert sum(begun for _, begun in noted) > len(noted) / 2
+        assert sum(begun for _, begun in noted) >= len(noted) - 2  # those after the last results
         assert forwards.call_count == llm.engine.stats().steps, "a launched forward was not used by a step"
 
 

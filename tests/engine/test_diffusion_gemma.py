@@ -12,7 +12,7 @@ from runtime import LLM, SamplingParams
 from runtime.algorithms import logits_ops
 from runtime.algorithms.logits_ops import Candidate
 from runtime.errors import ConfigError
-from runtime.kernels.uniform_numbers import RENOISE
+from runtime.kernels.uniform_numbers import DRAW, RENOISE
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import resolve_family
 from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
@@ -50,9 +50,14 @@ def test_golden_answers(llm, case, monkeypatch):
         return draws["initial"][(start - request.prompt_len) // self.size].numpy()
 
     def numbers(own, block, at, stream):
-        if stream != RENOISE:
+        if stream == DRAW:
             return torch.zeros(len(block), dtype=torch.float64)
-        return (draws["renoise"][own[block, 1], at] + 0.5).double() / 224
+        if stream == RENOISE:
+            found = draws["renoise"][own[block, 1], at]
+        else:
+            number = (own[block, 2] - len(case["prompt_ids"])) // 16
+            found = draws["initial"][number.clamp(max=len(draws["initial"]) - 1), at]
+        return (found + 0.5).double() / 224
 
     def multinomial(self, probs, uniform):
         token = next(steps)

@@ -56,7 +56,7 @@ def test_fused_statistics_equal_separate_operations(monkeypatch: pytest.MonkeyPa
     found = []
     for kernels in (replace(TORCH, softmax_stats=softmax_stats), TORCH):
         head = Sampler(
-            SoftcapLMHead(weight, kernels, 4.0), SamplerConfig(SIZE, None, VOCAB - 3, (2,)),
+            SoftcapLMHead(weight, kernels, 4.0), SamplerConfig(SIZE, None, VOCAB - 3, (2,), vocab_size=VOCAB),
             self_conditioning_fn=lambda probs, by: (probs if by is None else probs / by[:, None])[:, :WIDTH],
         )  # fmt: skip
         signal = torch.zeros(BLOCKS, SIZE, WIDTH)
