@@ -29,10 +29,10 @@ def decode_forward(data: bytes) -> StepPlan:
 
 
 def encode_blocks(blocks: step_plan.DenoiseBlocks | None) -> bytes:
-    """Encodes the blocks of a step without grammars, forced tokens, reads and content, which only rank 0 applies."""
+    """Encodes the blocks of a step without grammars, reads and content, which only rank 0 uses."""
     if blocks is None:
         return b""
-    return _encode(replace(blocks, grammar_blocks=(), forced_tokens=(), reads=(), tokens=None, per_request=()))
+    return _encode(replace(blocks, grammar_blocks=(), reads=(), tokens=None, per_request=()))
 
 
 def decode_blocks(data: bytes, get_algorithm: Callable[[str], UnmaskingAlgorithm]) -> step_plan.DenoiseBlocks | None:

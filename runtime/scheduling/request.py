@@ -304,7 +304,7 @@ class Request:
 
         Its tokens may change there, or its input embeddings.
         """
-        return self.resolved.soft_embedding_params is not None or self.decodes_left_to_right
+        return self.resolved.soft_embedding_params is not None or self.constraint is not None
 
     def output_by_position(self) -> npt.NDArray[np.int64]:
         """Returns the id at each position of the output, pinned ones included; -1 where it is MASKED."""

@@ -340,7 +340,7 @@ COUNTERS = ("masks", "num_updated", "edits", "remasks", "first_masked", "first_e
 
 
 class SampledBlocks(NamedTuple):
-    """The sampled blocks of a step as they are on the device, before grammars and forced tokens.
+    """The sampled blocks of a step as they are on the device, before grammars.
 
     Attributes:
         tokens, state: [n, B].

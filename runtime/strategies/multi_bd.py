@@ -71,7 +71,7 @@ class MultiBlock(Strategy):
 
     def successors(self, request: Request, span: ForwardSpan) -> Successors:
         start, end = request.num_final_tokens, request.next_start
-        if self.buffer_size > 1 or span.blocks != request.blocks:
+        if self.max_open_blocks(request) > 1 or span.blocks != request.blocks:
             return Successors()
         continues = NextForward(start - self.shift_by, end, start)
         if not block_update.has_output_masks(request, end, end + self.block_size):

@@ -24,7 +24,7 @@ from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
 from runtime.kernels.bitmask_argmax import mask_logits
 from runtime.kernels.ops import select_kernels
 from runtime.kernels.uniform_numbers import uniform_numbers_reference
-from runtime.scheduling.step_plan import UNMASKED, BlockResults, DenoiseBlocks, GrammarBlock
+from runtime.scheduling.step_plan import UNMASKED, BlockResults, DenoiseBlocks, GrammarBlock, StateWrite
 from runtime.worker.candidates import FullLogits
 from runtime.worker.logits_processors import apply_logits_processors, logits_processor_arrays
 
@@ -210,7 +210,12 @@ def _write_tokens(results: BlockResults, i: int, first: int, tokens: Sequence[in
     results.finished[i] = not results.masks[i]
 
 
-def write_forced_tokens(blocks: DenoiseBlocks, results: BlockResults) -> None:
-    """Writes the forced tokens to `results`, which has these blocks unchanged."""
-    for i, first, tokens in blocks.forced_tokens:
-        _write_tokens(results, i, first, tokens)
+def forced_writes(blocks: DenoiseBlocks) -> list[StateWrite]:
+    """Returns the forced tokens of a step. The algorithms leave these blocks unchanged."""
+    return [
+        StateWrite(
+            int(blocks.req_slot[i]), int(blocks.start[i]) + first, np.array(tokens, dtype=np.int64),
+            np.full(len(tokens), UNMASKED, dtype=np.int8),
+        )
+        for i, first, tokens in blocks.forced_tokens
+    ]  # fmt: skip

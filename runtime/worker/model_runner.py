@@ -37,7 +37,7 @@ from runtime.scheduling.step_plan import (
     StepPlan,
 )
 from runtime.worker.candidates import FullLogits, SamplerConfig, Tensors
-from runtime.worker.constrained_decoding import apply_grammar, write_forced_tokens
+from runtime.worker.constrained_decoding import apply_grammar, forced_writes
 from runtime.worker.host_buffers import Arrays, PinnedBuffer, make_timing_event
 from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs
 from runtime.worker.logprobs import compute_logprobs, compute_reads
@@ -185,6 +185,7 @@ class ModelRunner:
         self.stats = RunnerStats()
         self.timer = DeviceTimer(self.device, self.stats)
         self.h2d, self.d2h = PinnedBuffer(self.device), PinnedBuffer(self.device)
+        self._forced_h2d = PinnedBuffer(self.device)  # of forced tokens: other transfers need not wait for the forward
         # State of the current step.
         self.hidden_states: torch.Tensor | None = None
         self.blocks: DenoiseBlocks | None = None
@@ -259,6 +260,8 @@ class ModelRunner:
         self.blocks, self._launched, self._choice = blocks, [], None
         together = blocks is not None and len(blocks.per_request or (blocks,)) == 1
         self._following = following if together else None
+        if blocks is not None and blocks.forced_tokens:  # behind the forward, and before the masks are counted
+            self.states.write(forced_writes(blocks), self._forced_h2d)
 
     def wait(self) -> StepPlan | None:
         choice = {} if self._following is None else {"choice": self.model_step.choice}
@@ -288,7 +291,7 @@ class ModelRunner:
         results = concat_results(parts)
         if self.model_step.logits_ops.is_sharded and self.notify_ranks is None:
             self.last_logits = self._full_logits(hidden_states)  # rank 0 sends the rows to compute
-        elif blocks.grammar_blocks or blocks.forced_tokens or blocks.reads or blocks.num_logprobs is not None:
+        elif blocks.grammar_blocks or blocks.reads or blocks.num_logprobs is not None:
             results = self._apply_constraints(blocks, hidden_states, results)
         return results
 
@@ -353,12 +356,10 @@ class ModelRunner:
     def _apply_constraints(
         self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults
     ) -> BlockResults:
-        """Applies grammars and forced tokens to the results, computes logprobs and reads. None of it is captured."""
+        """Applies grammars to the results, computes logprobs and reads. None of it is captured."""
         full_logits = self._full_logits(hidden_states)
         if blocks.grammar_blocks:
             apply_grammar(full_logits, blocks, results)
-        if blocks.forced_tokens:
-            write_forced_tokens(blocks, results)
         if blocks.reads:
             results = replace(results, reads=compute_reads(full_logits, blocks))
         logprobs = None if blocks.num_logprobs is None else compute_logprobs(full_logits, blocks, results)

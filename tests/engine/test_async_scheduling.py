@@ -24,6 +24,7 @@ from tests.examples import examples
 from tests.golden import GOLDEN
 from tests.oracle.block import Params
 from tests.worker.replays import PROMPTS, SMALL, pretending
+from tests.worker.test_logprobs import spec_of as score_of
 
 SETUP = Setup(block=8, replayed=True, eos=(15,))  # never predicted, because it is above `max_token`
 FULL_SEQUENCE = replace(SETUP, strategy="full", budget=192)
@@ -154,6 +155,22 @@ def test_no_forward_is_launched_in_vain(strategy: str, monkeypatch: pytest.Monke
 
     check()
     assert sum(begun for _, begun in noted) > 20
+
+
+@pytest.mark.parametrize("strategy", ["multi_bd", "d2f", "full", "fast_dllm_v2", "nemotron_diffusion"])
+def test_steps_that_score_a_text_are_launched_early(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device counts masks after it got the next tokens of the text."""
+    setup = replace(SETUP, strategy=strategy, budget=192)
+    text = [n % 12 for n in range(40)]
+    watched = Watched(setup, asking(36), monkeypatch)
+    watched.engine.add(score_of(setup, text, 5, id="text", stride=3))
+    forwards = forwards_of(watched.engine, monkeypatch)
+    watched.drain()
+    steps = watched.engine.stats().steps
+    assert watched.began >= steps - 3  # the first one, and those after the last result
+    assert forwards.call_count == steps, "a launched forward was not used by a step"
+    assert watched.tokens("text") == text[5:]
+    assert watched.tokens("r0") == run_all(setup, asking(36)).received["r0"].tokens
 
 
 def test_a_request_waits_in_a_full_engine_without_delaying_launches(monkeypatch: pytest.MonkeyPatch) -> None:
