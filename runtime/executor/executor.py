@@ -294,6 +294,7 @@ class DistributedRunner:
         self.stats = local.stats
         local.notify_ranks = lambda rows: executor.broadcast(rpc.FetchRows(rows))
         local.notify_next = self._send_next
+        local.notify_writes = lambda writes: executor.broadcast(rpc.WriteTables(writes, None))
         self.overlaps, self.launches_next = local.overlaps, local.launches_next
         self.must_split, self.results = local.must_split, local.results
         self._step_guard = executor.step_guard()

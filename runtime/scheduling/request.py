@@ -298,14 +298,6 @@ class Request:
         """Limit that replaced tokens of the model by those of the grammar's witness; "" if none did."""
         return self.constraint.end.reason if self.constraint is not None and self.constraint.end is not None else ""
 
-    @property
-    def needs_results(self) -> bool:
-        """Whether the next forward needs the results of the step before on the host.
-
-        Its tokens may change there, or its input embeddings.
-        """
-        return self.resolved.soft_embedding_params is not None or self.constraint is not None
-
     def output_by_position(self) -> npt.NDArray[np.int64]:
         """Returns the id at each position of the output, pinned ones included; -1 where it is MASKED."""
         here = slice(self.prompt_len, self.end)

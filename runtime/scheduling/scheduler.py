@@ -160,7 +160,7 @@ class Scheduler:
         found: list[Following] = []
         max_rows = self.max_step_rows
         for n, scheduled in enumerate([each for each in batch if each.blocks]):
-            if len(scheduled.blocks) > 1 or scheduled.request.needs_results:
+            if len(scheduled.blocks) > 1 or scheduled.request.resolved.soft_embedding_params is not None:
                 return None
             if scheduled.is_last_step:
                 if self.waiting.count:

@@ -9,12 +9,14 @@ The grammar of a part of the output accepts no token after this part. If it fail
 token at the first masked position, because some strategies sample a position in one step only.
 
 All constrained blocks of a step advance together: one bitmask, one argmax and one host synchronization per position.
+Those of the first position are launched behind the sampling of other blocks, while the device runs the forward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -104,24 +106,53 @@ class GrammarWalk:
         self.accept(token)
 
 
-@torch.inference_mode()
-def apply_grammar(full_logits: FullLogits, blocks: DenoiseBlocks, results: BlockResults) -> None:
-    """Decodes the constrained blocks of a step, and writes the accepted tokens to `results`.
+class Choice(NamedTuple):
+    """The next token of each block of `walks`, and its probability among the allowed tokens, float64 [2, walks]."""
 
-    Until then `results` has these blocks unchanged.
+    walks: list[GrammarWalk]
+    best: torch.Tensor
+
+
+class ConstrainedDecoding:
+    """The constrained blocks of a step.
+
+    Args:
+        full_logits: of a forward that may still run.
     """
-    for batch in _batches(blocks, 0 if full_logits.batch_invariant else full_logits.max_rows):
+
+    def __init__(self, full_logits: FullLogits, blocks: DenoiseBlocks) -> None:
+        self._full_logits, self._blocks = full_logits, blocks
+        self._batches = list(_batches(blocks, 0 if full_logits.batch_invariant else full_logits.max_rows))
+        self._first = self._begin(self._batches[0])  # only one, as logits of a batch take much memory
+
+    def _begin(self, batch: list[GrammarWalk]) -> tuple[torch.Tensor, Choice | None]:
+        """Returns the logits [rows, vocab] of a batch, and its first choice."""
+        blocks = self._blocks
         block = np.concatenate([np.full(w.block.size - w.position, w.block.block) for w in batch])
         at = np.concatenate([np.arange(w.position, w.block.size) for w in batch])
-        logits = full_logits.rows(blocks.rows[block] + at)
+        logits = self._full_logits.rows(blocks.rows[block] + at)
         if blocks.logits_processors is not None:
             arrays = logits_processor_arrays(blocks.logits_processors)
             inputs = {name: torch.from_numpy(array).to(logits.device) for name, array in arrays.items()}
             block_index, offset = torch.from_numpy(np.stack([block, at])).to(logits.device)
             apply_logits_processors(logits, inputs, block_index, offset, DEFAULT_LOGITS_OPS)
-        _advance(batch, logits, blocks)
         for walk in batch:
+            walk.accept_forced()
+        return logits, _choose(logits, batch, blocks)
+
+    def finish(self, results: BlockResults) -> tuple[StateWrite, ...]:
+        """Writes the accepted tokens to `results`, which has these blocks unchanged, and returns them."""
+        for n, batch in enumerate(self._batches):
+            logits, choice = self._begin(batch) if n else self._first
+            while choice is not None:
+                for walk, token, confidence in zip(choice.walks, *choice.best.tolist(), strict=True):
+                    walk.propose(int(token), confidence)
+                    walk.accept_forced()
+                choice = _choose(logits, choice.walks, self._blocks)
+        walks = [walk for batch in self._batches for walk in batch]
+        for walk in walks:
             _write(walk, results)
+        return tuple(_unmasked(self._blocks, w.block.block, w.block.first_masked, w.accepted) for w in walks)
 
 
 def _batches(blocks: DenoiseBlocks, max_rows: int) -> Iterator[list[GrammarWalk]]:
@@ -139,33 +170,28 @@ def _batches(blocks: DenoiseBlocks, max_rows: int) -> Iterator[list[GrammarWalk]
         yield batch
 
 
-def _advance(batch: Sequence[GrammarWalk], logits: torch.Tensor, blocks: DenoiseBlocks) -> None:
-    """Decodes the blocks of a batch until none of them is active."""
+def _choose(logits: torch.Tensor, walks: Sequence[GrammarWalk], blocks: DenoiseBlocks) -> Choice | None:
+    """Launches the choice of the next token of each active block. None: none is active."""
+    active = [walk for walk in walks if walk.is_active]
+    if not active:
+        return None
     mask_size = -(-logits.shape[1] // 32)
-    for walk in batch:
-        walk.accept_forced()
-    active = [walk for walk in batch if walk.is_active]
-    while active:
-        bitmask = np.zeros((len(active), max(mask_size, active[0].block.constraint.facts.mask_len)), dtype=np.int32)
-        for walk, row in zip(active, bitmask, strict=True):
-            walk.block.constraint.fill_bitmask(row[: walk.block.constraint.facts.mask_len])
-        remaining = [i for i, walk in enumerate(active) if walk.is_free or not walk.block.constraint.error]
-        if not remaining:
-            return
-        active, bitmask = [active[i] for i in remaining], np.ascontiguousarray(bitmask[remaining, :mask_size])
-        tokens, confidences = _sample_allowed(logits, bitmask, active, blocks)
-        for walk, token, confidence in zip(active, tokens, confidences, strict=True):
-            walk.propose(int(token), confidence)
-            walk.accept_forced()
-        active = [walk for walk in active if walk.is_active]
+    bitmask = np.zeros((len(active), max(mask_size, active[0].block.constraint.facts.mask_len)), dtype=np.int32)
+    for walk, row in zip(active, bitmask, strict=True):
+        walk.block.constraint.fill_bitmask(row[: walk.block.constraint.facts.mask_len])
+    remaining = [i for i, walk in enumerate(active) if walk.is_free or not walk.block.constraint.error]
+    if not remaining:
+        return None
+    active, bitmask = [active[i] for i in remaining], np.ascontiguousarray(bitmask[remaining, :mask_size])
+    return Choice(active, _sample_allowed(logits, bitmask, active, blocks))
 
 
 def _sample_allowed(
     logits: torch.Tensor, bitmask: np.ndarray, active: Sequence[GrammarWalk], blocks: DenoiseBlocks
-) -> list[list[float]]:
-    """Returns the next token of each active block, and its probability among the allowed tokens.
+) -> torch.Tensor:
+    """Returns `Choice.best` of active blocks.
 
-    It is the argmax, or a sample for requests with a temperature.
+    The token is the argmax, or a sample for requests with a temperature.
 
     Args:
         logits: [rows, vocab].
@@ -184,38 +210,32 @@ def _sample_allowed(
         probs = DEFAULT_LOGITS_OPS.filtered_probs(mask_logits(logits, rows[random], packed[random]), own)
         picked = DEFAULT_LOGITS_OPS.multinomial(probs, uniform)
         best[:, random] = torch.stack([picked.token.double(), picked.confidence.double()])
-    values: list[list[float]] = best.tolist()
-    return values
+    return best
 
 
 def _write(walk: GrammarWalk, results: BlockResults) -> None:
-    i, first = walk.block.block, walk.block.first_masked
-    _write_tokens(results, i, first, walk.accepted)
-    results.forced[i] = walk.forced
-    eos = walk.block.constraint.facts.eos
-    first_eos = next((n for n, token in enumerate(walk.accepted, first) if token in eos), None)
-    if first_eos is not None:
-        results.first_eos[i] = first_eos
-
-
-def _write_tokens(results: BlockResults, i: int, first: int, tokens: Sequence[int]) -> None:
-    """Unmasks the positions of block `i` from `first` on, before which none is MASKED."""
+    """Unmasks the accepted tokens of a block."""
+    i, first, tokens = walk.block.block, walk.block.first_masked, walk.accepted
     end = first + len(tokens)
     results.tokens[i, first:end] = tokens
     results.state[i, first:end] = UNMASKED
-    results.rewritten.add(i)
     results.masks[i] -= len(tokens)
     results.num_updated[i] += len(tokens)
     results.first_masked[i] = end if results.masks[i] else results.tokens.shape[1]
     results.finished[i] = not results.masks[i]
+    results.forced[i] = walk.forced
+    eos = walk.block.constraint.facts.eos
+    first_eos = next((n for n, token in enumerate(tokens, first) if token in eos), None)
+    if first_eos is not None:
+        results.first_eos[i] = first_eos
 
 
-def forced_writes(blocks: DenoiseBlocks) -> list[StateWrite]:
+def forced_writes(blocks: DenoiseBlocks) -> tuple[StateWrite, ...]:
     """Returns the forced tokens of a step. The algorithms leave these blocks unchanged."""
-    return [
-        StateWrite(
-            int(blocks.req_slot[i]), int(blocks.start[i]) + first, np.array(tokens, dtype=np.int64),
-            np.full(len(tokens), UNMASKED, dtype=np.int8),
-        )
-        for i, first, tokens in blocks.forced_tokens
-    ]  # fmt: skip
+    return tuple(_unmasked(blocks, *each) for each in blocks.forced_tokens)
+
+
+def _unmasked(blocks: DenoiseBlocks, i: int, first: int, tokens: Sequence[int]) -> StateWrite:
+    """Returns tokens of block `i` from offset `first` on, which are UNMASKED."""
+    state = np.full(len(tokens), UNMASKED, dtype=np.int8)
+    return StateWrite(int(blocks.req_slot[i]), int(blocks.start[i]) + first, np.array(tokens, dtype=np.int64), state)

@@ -244,6 +244,7 @@ class CudaGraphRunner(ModelRunner):
         if blocks.per_request:
             self.stats.count(self._eager_reason or EagerReason.BATCH_INVARIANT)
             self._sample_eagerly()
+            self._begin_constraints()
             return
         reason = self._eager_reason
         self._offer(self._following)
@@ -265,6 +266,7 @@ class CudaGraphRunner(ModelRunner):
         else:
             self._launched = [(blocks, padded, {})]  # `wait` has the outputs
             self.stats.count(reason)
+        self._begin_constraints()
         if blocks.num_logprobs is not None and self.hidden_states is self._static_hidden_states:
             assert self.hidden_states is not None
             end = int((blocks.rows + blocks.size).max())
@@ -300,7 +302,7 @@ class CudaGraphRunner(ModelRunner):
             return None
         self._choice = self._host_choice
         pinned.wait()  # the device idles from here on, until a forward is launched
-        return None if step.holds is not None and self._is_held() else self.launch_next()
+        return self._follow()
 
     def launch_next(self) -> StepPlan | None:
         assert self._choice is not None

@@ -37,7 +37,7 @@ from runtime.scheduling.step_plan import (
     StepPlan,
 )
 from runtime.worker.candidates import FullLogits, SamplerConfig, Tensors
-from runtime.worker.constrained_decoding import apply_grammar, forced_writes
+from runtime.worker.constrained_decoding import ConstrainedDecoding, forced_writes
 from runtime.worker.host_buffers import Arrays, PinnedBuffer, make_timing_event
 from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs
 from runtime.worker.logprobs import compute_logprobs, compute_reads
@@ -181,6 +181,7 @@ class ModelRunner:
         self.model_step = ModelStep(model, pool, self.states, config)
         self.notify_ranks: Callable[[np.ndarray], None] | None = None  # on the driver rank, see FullLogits
         self.notify_next: Callable[[], None] | None = None  # on the driver rank: precedes the launch of `launch_next`
+        self.notify_writes: Callable[[tuple[StateWrite, ...]], None] | None = None  # on the driver rank, of grammars
         self.last_logits: FullLogits | None = None  # logits of the last step, for messages of the driver rank
         self.stats = RunnerStats()
         self.timer = DeviceTimer(self.device, self.stats)
@@ -191,6 +192,8 @@ class ModelRunner:
         self.blocks: DenoiseBlocks | None = None
         self._launched: list[tuple[DenoiseBlocks, SampleDescriptor, SamplerOutput]] = []
         self._outputs: list[HostOutput] = []  # host outputs of `_launched`
+        self._constrained: ConstrainedDecoding | None = None  # blocks with structured output
+        self._results: BlockResults | None = None  # if `wait` needed them
         self._output_buffer = self.d2h  # buffer through which `_outputs` were copied
         self._eager_reason: EagerReason | None = None  # of its forward
         self._following: NextStep | None = None  # the next step, if the device chooses its forward
@@ -250,6 +253,7 @@ class ModelRunner:
         if self._following is not None:
             self._offer(self._following)
         self._sample_eagerly()
+        self._begin_constraints()
 
     def _offer(self, step: NextStep) -> None:
         """Gives the device the outcomes between which it chooses."""
@@ -258,6 +262,7 @@ class ModelRunner:
 
     def _begin_sampling(self, blocks: DenoiseBlocks | None, following: NextStep | None) -> None:
         self.blocks, self._launched, self._choice = blocks, [], None
+        self._constrained = self._results = None
         together = blocks is not None and len(blocks.per_request or (blocks,)) == 1
         self._following = following if together else None
         if blocks is not None and blocks.forced_tokens:  # behind the forward, and before the masks are counted
@@ -270,7 +275,19 @@ class ModelRunner:
         if self._following is None:
             return None
         self._choice = self._outputs[0]["choice"]  # type: ignore[assignment]  # HostOutput does not state the dtype
-        return None if self._is_held() else self.launch_next()
+        return self._follow()
+
+    def _follow(self) -> StepPlan | None:
+        """Launches the next forward, as far as the host does not need the results first. Returns its plan."""
+        if self._constrained is not None:
+            self._results = self._sampled_results()
+        if self._is_held():
+            return None
+        if self._results is not None:  # grammars have changed the counters
+            numbers = np.array([getattr(self._results, name) for name in COUNTERS], dtype=np.int64)
+            self.model_step.choose(self.h2d.to_device({"numbers": numbers})["numbers"])
+            self._choice = self.d2h.to_host({"choice": self.model_step.choice})["choice"]
+        return self.launch_next()
 
     def _is_held(self) -> bool:
         """Returns whether the next forward must wait for what the host does with the sampled blocks."""
@@ -279,20 +296,46 @@ class ModelRunner:
 
     def results(self) -> BlockResults:
         blocks, hidden_states = self.blocks, self.hidden_states
-        launched, self._launched, self.hidden_states = self._launched, [], None  # frees device memory
         if blocks is None or hidden_states is None:
             self.timer.skip()
             return NO_RESULTS
         self.timer.end(self._output_buffer, next_launched=self._next is not None)
-        parts = [
-            to_block_results(descriptor, output, [group.members for group in part.groups])
-            for (part, descriptor, _), output in zip(launched, self._outputs, strict=True)
-        ]
-        results = concat_results(parts)
+        results = self._results or self._sampled_results()
+        self._launched, self.hidden_states = [], None  # frees device memory
         if self.model_step.logits_ops.is_sharded and self.notify_ranks is None:
             self.last_logits = self._full_logits(hidden_states)  # rank 0 sends the rows to compute
-        elif blocks.grammar_blocks or blocks.reads or blocks.num_logprobs is not None:
-            results = self._apply_constraints(blocks, hidden_states, results)
+        elif blocks.reads or blocks.num_logprobs is not None:
+            results = self._add_logprobs(blocks, hidden_states, results)
+        return results
+
+    def _add_logprobs(
+        self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults
+    ) -> BlockResults:
+        full_logits = self._full_logits(hidden_states)
+        if blocks.reads:
+            results = replace(results, reads=compute_reads(full_logits, blocks))
+        logprobs = None if blocks.num_logprobs is None else compute_logprobs(full_logits, blocks, results)
+        return results if logprobs is None else replace(results, logprobs=logprobs.of)
+
+    def _begin_constraints(self) -> None:
+        """Begins with the blocks that have a grammar, behind the sampling of the others."""
+        if self.blocks is not None and self.blocks.grammar_blocks:
+            assert self.hidden_states is not None
+            self._constrained = ConstrainedDecoding(self._full_logits(self.hidden_states), self.blocks)
+
+    def _sampled_results(self) -> BlockResults:
+        """Returns the results with what grammars have accepted, which it stores too."""
+        parts = [
+            to_block_results(descriptor, output, [group.members for group in part.groups])
+            for (part, descriptor, _), output in zip(self._launched, self._outputs, strict=True)
+        ]
+        results = concat_results(parts)
+        if self._constrained is not None:
+            writes = self._constrained.finish(results)
+            self._constrained = None
+            if self.notify_writes is not None:
+                self.notify_writes(writes)
+            self.states.write(writes, self.h2d)
         return results
 
     def capture_next(self) -> int:
@@ -352,18 +395,6 @@ class ModelRunner:
     def _full_logits(self, hidden_states: torch.Tensor) -> FullLogits:
         candidates, final_norm = self.model_step.sampler.candidates, self.model.final_hidden_states
         return FullLogits(candidates, final_norm, hidden_states, self.notify_ranks, self.batch_invariant)
-
-    def _apply_constraints(
-        self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults
-    ) -> BlockResults:
-        """Applies grammars to the results, computes logprobs and reads. None of it is captured."""
-        full_logits = self._full_logits(hidden_states)
-        if blocks.grammar_blocks:
-            apply_grammar(full_logits, blocks, results)
-        if blocks.reads:
-            results = replace(results, reads=compute_reads(full_logits, blocks))
-        logprobs = None if blocks.num_logprobs is None else compute_logprobs(full_logits, blocks, results)
-        return results if logprobs is None else replace(results, logprobs=logprobs.of)
 
 
 class ModelStep:

@@ -20,6 +20,7 @@ from runtime.structured_output.grammar_facts import GrammarFacts
 from runtime.worker.constrained_decoding import GrammarWalk
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from tests.engine.harness import Setup, check_idle, decoding_of, make_engine
+from tests.engine.test_async_scheduling import forwards_of, noting
 from tests.matrix import marked
 from tests.oracle.block import Params
 
@@ -224,6 +225,25 @@ def test_the_next_forward_is_launched_early_although_tools_may_be_called(monkeyp
         served(engine_of(Setup(block=8, replayed=True, eos=(15,))), [spec], special)
         assert launched
         launched.clear()
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_forwards_are_launched_early_although_a_request_has_a_grammar(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All requests have rows in them. The host only applies the grammar before the launch."""
+    setup = replace(SETUPS[name], replayed=True, buffer=1, eos=(15,), budget=192)
+    noted = noting(monkeypatch)
+    constrained = [msgspec.structs.replace(spec_of(i, "none"), ignore_eos=True) for i in (0, 2)]
+    free = [msgspec.structs.replace(spec, id=f"free {spec.id}", grammar="") for spec in constrained]
+    engine = engine_of(setup)
+    forwards = forwards_of(engine, monkeypatch)
+    together = served(engine, constrained + free)
+    steps = engine.stats().steps
+    assert len(noted) > 10
+    assert sum(begun for _, begun in noted) >= len(noted) - 2  # those with the last results
+    assert forwards.call_count == steps, "a launched forward was not used by a step"
+    assert together == served(engine_of(replace(setup, replayed=False)), constrained + free)
 
 
 def test_names_that_cannot_be_compiled_leave_the_request_free() -> None:
