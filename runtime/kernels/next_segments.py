@@ -30,6 +30,8 @@ class BlockEnd(NamedTuple):
         at_eos: 1: an end-of-sequence id before the first mask ends the output.
         output_end: offset of the end of the output in the block. It may be larger than the block.
         is_revised: 1: tokens may change until the block is final, so the output ends in no other block.
+        newest: with several open blocks, the number of those sampled from `block` to the last one.
+        opens_at: with at most so many masks in that one, another block may open, so the next forward is not known.
     """
 
     block: int
@@ -38,6 +40,8 @@ class BlockEnd(NamedTuple):
     at_eos: int
     output_end: int
     is_revised: int
+    newest: int = 0
+    opens_at: int = -1
 
 
 class Offer(NamedTuple):
@@ -91,18 +95,19 @@ def choose_segments_reference(
         choice[CHOSEN_ROWS] = UNKNOWN
         return
     outcomes = outcomes[:n]
-    block, size, without_masks, at_eos, output_end, is_revised = outcomes[:, :ENDS].unbind(1)
+    block, size, without_masks, at_eos, output_end, is_revised, newest, opens_at = outcomes[:, :ENDS].unbind(1)
     samples = block != NO_BLOCK
     masks, first_masked, first_eos, finished = (counter[block.clamp(min=0)] for counter in counters)
     filled = torch.where(masks > 0, first_masked, size)  # positions before the first mask
     final = samples & ((finished > 0) | ((without_masks > 0) & (masks == 0)))
     ended = samples & ((filled >= output_end) | ((at_eos > 0) & (first_eos < filled))) & (final | (is_revised == 0))
     left = ended & bool(may_leave)
+    opens = samples & (counters.masks[torch.where(samples, block + newest, 0)] <= opens_at) & ~left
     pairs = outcomes[:, ENDS:].view(n, 2, FIELDS)
     found = torch.where((final & ~left)[:, None], pairs[:, 1], pairs[:, 0])
     counts = found[:, COUNT] = torch.where(left, 0, found[:, COUNT])
     tile_rows = counts.amax().clamp(min=1, max=MAX_TILE_ROWS)
-    unknown = (ended & ~left) | (counts == UNKNOWN)
+    unknown = (ended & ~left) | (counts == UNKNOWN) | opens
     known = ~unknown.any() & (counts.sum() > 0) & (counts.sum() <= max_rows)
     choice[CHOSEN_ROWS] = torch.where(known, counts.sum(), UNKNOWN)
     choice[CHOSEN_TILES] = (-(-counts // tile_rows)).sum()
@@ -141,10 +146,13 @@ def _choose_segments(
         final = (samples & (finished | (without_masks & (masks == 0)))).to(tl.int32)
         ended = ended & ((final > 0) | (tl.load(own + 5, mask=samples, other=0) == 0))
         left = ended & (may_leave > 0)
+        newest = tl.load(own + 6, mask=samples, other=0)
+        left_masks = tl.load(masks_ptr + block + newest, mask=samples, other=0)
+        opens = samples & (left_masks <= tl.load(own + 7, mask=samples, other=-1)) & (left == 0)
         count = tl.load(own + ENDS + final * FIELDS + 2, mask=inside & (left == 0), other=0)
         rows += tl.sum(count, 0)
         largest = tl.maximum(largest, tl.max(count, 0))
-        unknown += tl.sum(((ended & (left == 0)) | (count < 0)).to(tl.int32), 0)
+        unknown += tl.sum(((ended & (left == 0)) | (count < 0) | opens).to(tl.int32), 0)
         tl.store(choice_ptr + HEADER + at, tl.where(left, 2, final), mask=inside)
     tile_rows = tl.minimum(largest, MAX_TILE_ROWS)
     known = (rows > 0) & (unknown == 0) & (rows <= max_rows)

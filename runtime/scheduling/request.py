@@ -450,11 +450,20 @@ class NextForward(NamedTuple):
 class Successors(NamedTuple):
     """What the next step forwards if the sampled block continues, and if it is final now. None: it is not known.
 
-    An end of the output is neither, and so is the end of a block at the end of the output.
+    An end of the output is neither, and so is the end of a block at the end of the output. With several sampled blocks,
+    the first one decides.
+
+    Attributes:
+        opens_at: with at most so many masks in the last sampled block, neither is right, as another block may open.
     """
 
     if_continuing: NextForward | None = None
     if_final: NextForward | None = None
+    opens_at: int = -1
+
+    @property
+    def known(self) -> list[NextForward]:
+        return [each for each in (self.if_continuing, self.if_final) if each is not None]
 
 
 @dataclass(slots=True, eq=False)

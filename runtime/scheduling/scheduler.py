@@ -9,6 +9,7 @@ docs/research/decoding-rules.md#token-budget.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 
@@ -159,8 +160,10 @@ class Scheduler:
         """
         found: list[Following] = []
         max_rows = self.max_step_rows
-        for n, scheduled in enumerate([each for each in batch if each.blocks]):
-            if len(scheduled.blocks) > 1 or scheduled.request.resolved.soft_embedding_params is not None:
+        sampled = [each for each in batch if each.blocks]
+        leading = itertools.accumulate([len(each.blocks) for each in sampled], initial=0)
+        for n, scheduled in zip(leading, sampled, strict=False):
+            if scheduled.request.resolved.soft_embedding_params is not None:
                 return None
             if scheduled.is_last_step:
                 if self.waiting.count:
@@ -169,7 +172,7 @@ class Scheduler:
             if not self._find_successors(scheduled):
                 return None
             assert scheduled.successors is not None
-            max_rows -= max([each.end - each.start for each in scheduled.successors if each is not None])
+            max_rows -= max([each.end - each.start for each in scheduled.successors.known])
             found.append(Following(scheduled, n))
         if len(found) == len(self.running) and not self.waiting.count:
             return found
@@ -186,12 +189,13 @@ class Scheduler:
             outcomes = self.strategy.successors(request, scheduled.span)
         except Exception as error:
             raise SchedulingError(request) from error
-        self._reserve(request, max([outcome.end for outcome in outcomes if outcome is not None], default=0))
+        self._reserve(request, max([each.end for each in outcomes.known], default=0))
         held = request.kv.num_allocated_tokens
-        found = Successors(*(each if each is not None and each.end <= held else None for each in outcomes))
+        with_pages = (each if each is not None and each.end <= held else None for each in outcomes[:2])
+        found = Successors(*with_pages, opens_at=outcomes.opens_at)
         if found != known:
             scheduled.successors, scheduled.outcomes = found, None
-        return found != Successors()
+        return bool(found.known)
 
     def _plan_others(self, batch: list[ScheduledRequest], max_rows: int) -> list[Following] | None:
         """Returns the next rows of the requests without a sampled block: of prompts, and of those that sat out a step.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from runtime.errors import ConfigError
 from runtime.request.field_spec import SUB_BLOCK, Field
-from runtime.scheduling.request import Block, KVSpan, Request
+from runtime.scheduling.request import Block, ForwardSpan, KVSpan, NextForward, Request, Successors
 from runtime.scheduling.step_plan import MASKED, BlockResults
 from runtime.scheduling.strategy import DecodingContext
 from runtime.strategies import block_update
@@ -50,6 +50,21 @@ class FastDLLMv2(ShiftedBlockStrategy):
         if request.kv.reused_spans:
             return sub_block.start, sub_block.start + sub_block.size
         return super().forward_range(request, sub_block)
+
+    def successors(self, request: Request, span: ForwardSpan) -> Successors:
+        """The rows of a step depend on the first token of its sub-block, which the step before may change."""
+        found = super().successors(request, span)
+        if not request.blocks or not request.values["block_cache"]:
+            return found
+        (block,) = span.blocks
+        start, end, num_final = block.start, block.start + block.size, request.num_final_tokens
+        may_change = start > num_final and request.resolved.may_revise
+        known = request.state[start] != MASKED and not may_change
+        following = next((each for each in request.blocks if each.start >= end and each.masks), None)
+        return Successors(
+            NextForward(start, end, num_final) if known else None,
+            found.if_final if following is None or request.state[following.start] == MASKED else None,
+        )
 
     def write_result(self, request: Request, sub_block: Block, results: BlockResults, i: int) -> None:
         first, last = self.forward_range(request, sub_block)

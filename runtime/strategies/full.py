@@ -80,11 +80,12 @@ class FullCanvas(Strategy):
         return ForwardSpan(start, end, [] if block_update.is_finished(request, sub_block) else [sub_block])
 
     def successors(self, request: Request, span: ForwardSpan) -> Successors:
-        if span.blocks != request.blocks[-1:]:
-            return Successors()
         everything = 0, request.end
         rows = everything if request.values[CACHE] == "none" else self._refreshed_range(request)
         continues = NextForward(*rows, request.num_final_tokens)
+        if span.blocks != request.blocks[-1:]:  # the next step samples the last sub-block, in any case
+            known = request.blocks[-1].masks and not request.resolved.may_revise
+            return Successors(continues, continues) if known else Successors()
         if not block_update.has_output_masks(request, request.next_start, request.end):
             return Successors(continues)
         return Successors(continues, NextForward(*everything, request.num_final_tokens))

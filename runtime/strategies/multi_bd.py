@@ -70,13 +70,29 @@ class MultiBlock(Strategy):
         return ForwardSpan(request.num_final_tokens - self.shift_by, request.next_start, self.choose_blocks(request))
 
     def successors(self, request: Request, span: ForwardSpan) -> Successors:
-        start, end = request.num_final_tokens, request.next_start
-        if self.max_open_blocks(request) > 1 or span.blocks != request.blocks:
-            return Successors()
+        start, end, max_open = request.num_final_tokens, request.next_start, self.max_open_blocks(request)
         continues = NextForward(start - self.shift_by, end, start)
+        if max_open > 1 or span.blocks != request.blocks:
+            if self._opens_none(request, max_open):
+                return Successors(continues)
+            newest = request.blocks[-1]
+            if newest is not span.blocks[-1]:  # it is finished, perhaps by pinned tokens
+                return Successors()
+            return Successors(continues, opens_at=self._opening_masks(request, newest))
         if not block_update.has_output_masks(request, end, end + self.block_size):
             return Successors(continues)
         return Successors(continues, NextForward(min(start, end - self.shift_by), end + self.block_size, end))
+
+    def _opens_none(self, request: Request, max_open: int) -> bool:
+        """Returns whether no further block opens after this step, as long as the first open one is not final."""
+        if len(request.blocks) >= max_open or request.next_start >= request.end:
+            return True
+        return not request.resolved.may_revise and any(block.has_eos for block in request.blocks)
+
+    def _opening_masks(self, request: Request, newest: Block) -> int:
+        """Returns the largest number of masks of the newest block with which `may_open` may be true; -1: none is."""
+        masks, threshold = newest.numbers.initial_masks, request.values["add_block_threshold"]
+        return next((left for left in range(masks, -1, -1) if (masks - left) / masks >= threshold), -1)
 
     def max_open_blocks(self, request: Request) -> int:
         """Returns the maximum number of open blocks: 1 if a grammar or forced tokens unmask from left to right."""

@@ -62,8 +62,6 @@ class ShiftedBlockStrategy(Strategy):
             opens = block_update.has_output_masks(request, start + 1, start + self.block_size)
             opened = NextForward(start, start + self.block_size, start) if opens else None
             return Successors(opened, opened)
-        if request.values.get("block_cache"):
-            return Successors()
         same = NextForward(start, end, start)
         (block,) = span.blocks
         if block_update.has_output_masks(request, block.start + block.size, end):

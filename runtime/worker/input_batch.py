@@ -417,7 +417,7 @@ class InputBuilder:
         return scheduled.outcomes
 
     def _outcomes(self, scheduled: ScheduledRequest) -> tuple[int, ...]:
-        request, (block,), successors = scheduled.request, scheduled.blocks, scheduled.successors
+        request, block, successors = scheduled.request, scheduled.blocks[0], scheduled.successors
         assert successors is not None
         end = BlockEnd(
             block=0,  # `prepare` sets it
@@ -426,8 +426,10 @@ class InputBuilder:
             at_eos=not request.spec.ignore_eos,
             output_end=request.end - block.start,
             is_revised=request.resolved.may_revise,
+            newest=len(scheduled.blocks) - 1,
+            opens_at=successors.opens_at,
         )
-        continues, final = (each or UNKNOWN_FORWARD for each in successors)
+        continues, final = (each or UNKNOWN_FORWARD for each in successors[:2])
         return end + self._segment(request, continues, later=True) + self._segment(request, final)
 
     def _segment(self, request: Request, forward: NextForward, *, later: bool = False) -> Segment:

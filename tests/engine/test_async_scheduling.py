@@ -116,6 +116,9 @@ class Watched:
         pytest.param(replace(SETUP, strategy="d2f", shift=True), {}, id="logits shift"),
         pytest.param(replace(SETUP, strategy="fast_dllm_v2"), {}, id="first tokens and sub-blocks"),
         pytest.param(replace(SETUP, strategy="nemotron_diffusion"), {}, id="first tokens"),
+        pytest.param(
+            replace(FULL_SEQUENCE, shift=True), {"cache": "prefix", "block_length": 5}, id="first positions of blocks"
+        ),
         pytest.param(FULL_SEQUENCE, {"cache": "dual", "block_length": 5}, id="forwards of a part of the canvas"),
         pytest.param(FULL_SEQUENCE, {"cache": "none", "block_length": 5}, id="forwards of more rows than the block's"),
     ],
@@ -137,6 +140,30 @@ def test_every_forward_but_the_first_is_launched_early(
     assert forwards.call_count == steps, "a launched forward was not used by a step"
 
 
+@pytest.mark.parametrize(
+    ("setup", "own"),
+    [
+        pytest.param(replace(SETUP, buffer=3, budget=192), {}, id="multi_bd"),
+        pytest.param(replace(SETUP, strategy="d2f", shift=True, buffer=2, budget=192), {}, id="d2f"),
+        pytest.param(
+            replace(SETUP, strategy="fast_dllm_v2", block=16), {"sub_block_size": 8, "block_cache": True}, id="refining"
+        ),
+    ],
+)
+def test_most_forwards_are_launched_early(setup: Setup, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several open blocks, those where none opens and none is final. Else, those without a new first token."""
+    several = asking(40, 33, **own)
+    watched = Watched(setup, several, monkeypatch)
+    forwards = forwards_of(watched.engine, monkeypatch)
+    watched.drain()
+    steps = watched.engine.stats().steps
+    assert watched.began > steps / 2
+    assert forwards.call_count == steps, "a launched forward was not used by a step"
+    assert [watched.tokens(id) for id in ("r0", "r1")] == [
+        each.tokens for each in run_all(setup, several).received.values()
+    ]
+
+
 @pytest.mark.parametrize("strategy", ["multi_bd", "d2f", "full", "fast_dllm_v2", "nemotron_diffusion"])
 def test_no_forward_is_launched_in_vain(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a limit of repetitions may end a request whose next rows were launched."""
@@ -145,7 +172,7 @@ def test_no_forward_is_launched_in_vain(strategy: str, monkeypatch: pytest.Monke
     @examples(30)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
-        setup = replace(data.draw(setups(strategy=strategy, buffer=1)), replayed=True)
+        setup = replace(data.draw(setups(strategy=strategy)), replayed=True)
         several = data.draw(st.lists(asks(setup), min_size=1, max_size=4))
         several = [replace(ask, params=replace(ask.params, max_repetition_run=None)) for ask in several]
         run = Run(setup)
@@ -171,6 +198,12 @@ def test_steps_that_score_a_text_are_launched_early(strategy: str, monkeypatch: 
     assert forwards.call_count == steps, "a launched forward was not used by a step"
     assert watched.tokens("text") == text[5:]
     assert watched.tokens("r0") == run_all(setup, asking(36)).received["r0"].tokens
+
+
+def test_pinned_tokens_may_cover_the_last_open_block() -> None:
+    pinned = tuple((offset, 5) for offset in range(1, 7))
+    ask = Ask((0,), Params(max_tokens=22, add_block_threshold=0.0, **SLOW), pinned=pinned)
+    run_all(replace(SETUP, block=4, buffer=3), [ask])
 
 
 def test_a_request_waits_in_a_full_engine_without_delaying_launches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,28 @@ def test_ranks_launch_the_next_forward_early(
 
 
 @pytest.mark.matrix
+def test_ranks_get_what_grammars_accept_before_an_early_forward(
+    sent: list[rpc.Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank stores the tokens of a scored text itself."""
+    flags = {"device": "cpu", "dtype": "float64", "max_num_reqs": 2, "max_model_len": 64, "max_num_batched_tokens": 64}
+    few, launched = {"max_tokens": 16, "seed": 5, "logprobs": 2}, early(monkeypatch)
+    asked = [SamplingParams(**few, structured_outputs={"regex": "[a-f]{9,30}"}), SamplingParams(**few, ignore_eos=True)]
+
+    def answers(**more: Any) -> tuple[list[Any], list[int]]:
+        with LLM(**flags, **more) as llm:
+            outs = llm.generate(["Name: "] * 2, asked)
+            scored = llm.score([("Anna lives in", " Rome, and Tom in Paris.")], top=2)[0]
+            return [(out.token_ids, out.nfe, out.finish_reason) for out in outs], [one.id for one in scored]
+
+    found = answers(tensor_parallel_size=2)
+    assert len(launched) > count(sent, rpc.Sample) - 6, "few forwards were launched early"
+    assert count(sent, rpc.Step) == count(sent, rpc.Sample), "a forward is launched twice"
+    assert count(sent, rpc.FetchRows) > 0
+    assert found == answers(enforce_eager=True)
+
+
+@pytest.mark.matrix
 def test_an_abandoned_step_is_replaced_by_the_next(
     sent: list[rpc.Message], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -565,6 +565,8 @@ BLOCK_ENDS: dict[str, tuple[int | None, ...]] = {
     "end that may be edited": (0, 32, 32, 0, 1, 0, 20, 1, CONTINUES),
     "filled to the end": (0, 32, 32, 1, 1, 1, 32, 0, LEFT),
     "unknown": (0, 32, 32, 1, 1, 1, 40, 0, None),
+    "nothing opens": (3, 5, 32, 0, 1, 1, 40, 0, CONTINUES),
+    "another opens": (3, 5, 32, 0, 1, 1, 40, 0, None),
     "no block": (0, 0, 0, 1, 1, 1, 0, 0, CONTINUES),
 }
 
@@ -578,8 +580,10 @@ def some_outcomes(ends: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor, list
         pair = random.integers(1, 90, (2, FIELDS))
         pair[:, SLOT], pair[:, COUNT] = slot, (32, UNKNOWN if end == "unknown" else random.integers(33, 300))
         block = NO_BLOCK if end == "no block" else len(counters)
-        rows.append([*BlockEnd(block, 32, without_masks, at_eos, output_end, is_revised), *pair.ravel()])
-        counters.append(counted)
+        more = {"nothing opens": 8, "another opens": 9}.get(end)  # masks at which another block opens
+        several = {} if more is None else {"newest": 1, "opens_at": more}
+        rows.append([*BlockEnd(block, 32, without_masks, at_eos, output_end, is_revised, **several), *pair.ravel()])
+        counters += [counted, [9] * 4]  # of a block and of the one behind it
         choices.append(choice)
     return torch.tensor(np.array(rows), dtype=torch.int32), torch.tensor(counters).T.contiguous(), choices
 

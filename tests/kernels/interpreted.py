@@ -75,7 +75,7 @@ ELEMENTWISE = [
         ["filled"], ["continues", "edited later", "filled"] * 50, ["eos behind a mask", "finished with masks"],
         ["eos", "filled"], ["ignored eos", "end of the output"], ["filled to the end"] * 3, ["unknown"],
         ["no block", "eos", "no block"], ["continues", "eos in a finished block", "end that may be edited"],
-        ["eos that may be edited"], ["no block"] * 2))),
+        ["eos that may be edited"], ["no block"] * 2, ["nothing opens", "filled"], ["another opens", "filled"]))),
     *table("uniform_numbers", cases.check_uniform_numbers, NO_DTYPE, (1, 0), (300, 1), (513, 2)),
     *table("segments", cases.check_segments, NO_DTYPE, ([5], 5, 32), ([32, 7, 1], 64, 16), ([300, 1, 2], 310, 256)),
     *table("bitmask_argmax", cases.check_bitmask_argmax, NO_DTYPE, (1, 40), (3, 5000)),
