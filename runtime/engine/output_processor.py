@@ -158,6 +158,8 @@ class OutputProcessor:
                 for i, block in enumerate(blocks, first):
                     found = request.tool_names.update(block.start, block.size, results, i, request.constraint)
                     request.constraint = found
+                    if found is not None:  # positions may be masked again
+                        request.pending_writes.append((block.start, block.start + block.size))
             elif request.constraint is not None and request.constraint.error:  # the matcher failed in this step
                 raise ConstraintError(request.constraint.error)
             if request.spec.read_ids and blocks:
@@ -177,9 +179,6 @@ class OutputProcessor:
         if generated > request.output.num_generated:
             stats.generated_tokens += generated - request.output.num_generated
             request.output.num_generated = generated
-        for i, block in enumerate(blocks, first):
-            if i in results.rewritten:
-                request.pending_writes.append((block.start, block.start + block.size))
         if request.finish_reason is not None or (blocks and request.spec.stream_mode != "final"):
             self.updated_requests[request] = None
         if scheduled.is_denoise_step:

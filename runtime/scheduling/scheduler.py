@@ -191,8 +191,8 @@ class Scheduler:
             raise SchedulingError(request) from error
         self._reserve(request, max([each.end for each in outcomes.known], default=0))
         held = request.kv.num_allocated_tokens
-        with_pages = (each if each is not None and each.end <= held else None for each in outcomes[:2])
-        found = Successors(*with_pages, opens_at=outcomes.opens_at)
+        continues, final = (each if each is not None and each.end <= held else None for each in outcomes[:2])
+        found = Successors(continues, final, outcomes.opens_at)
         if found != known:
             scheduled.successors, scheduled.outcomes = found, None
         return bool(found.known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -313,7 +313,6 @@ class BlockResults:
         history: block -> [B, records, fields], for algorithms that record values.
         soft_tokens: block -> tokens of the soft embeddings of its UNMASKED positions.
         logprobs: returns those of a block, for requests that read them; it waits for the device. None: of no block.
-        rewritten: blocks that the host has changed after the sampling.
         reads: block -> logprobs of its `BlockRead`, then the highest of any token, float64 [offsets, ids + 1].
     """
 
@@ -331,7 +330,6 @@ class BlockResults:
     history: dict[int, Floats]
     soft_tokens: dict[int, SoftTokens]
     logprobs: LogprobsOf | None = None
-    rewritten: set[int] = field(default_factory=set)
     reads: dict[int, Floats] = field(default_factory=dict)
 
 

@@ -131,7 +131,6 @@ class ToolNameMatcher:
         """Masks the positions of a block of `size` from `offset` on, before which none is MASKED."""
         results.tokens[i, offset:size] = self._mask_id
         results.state[i, offset:size] = MASKED
-        results.rewritten.add(i)
         results.masks[i] = size - offset
         results.first_masked[i] = offset
         results.finished[i] = False

@@ -9,7 +9,7 @@ The grammar of a part of the output accepts no token after this part. If it fail
 token at the first masked position, because some strategies sample a position in one step only.
 
 All constrained blocks of a step advance together: one bitmask, one argmax and one host synchronization per position.
-Those of the first position are launched behind the sampling of other blocks, while the device runs the forward.
+The bitmasks of the first position are computed, and its argmax is launched, while the device samples other blocks.
 """
 
 from __future__ import annotations
@@ -198,8 +198,8 @@ def _sample_allowed(
         bitmask: int32 [blocks, ceil(vocab / 32)], contiguous, one bit per token.
     """
     device, params = logits.device, blocks.sampling_params
-    rows = torch.from_numpy(np.array([walk.row for walk in active])).to(device)
-    packed = torch.from_numpy(bitmask).to(device)
+    rows = _to_device(np.array([walk.row for walk in active]), device)
+    packed = _to_device(bitmask, device)
     best = select_kernels(device, logits.dtype).bitmask_argmax(logits, rows, packed)
     random = [i for i, w in enumerate(active) if params is not None and params[w.block.block, TEMPERATURE] > 0]
     if params is not None and random:
@@ -211,6 +211,12 @@ def _sample_allowed(
         picked = DEFAULT_LOGITS_OPS.multinomial(probs, uniform)
         best[:, random] = torch.stack([picked.token.double(), picked.confidence.double()])
     return best
+
+
+def _to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Transfers an array without waiting for earlier launches, which a transfer from pageable memory may do."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _write(walk: GrammarWalk, results: BlockResults) -> None:

@@ -244,7 +244,6 @@ class CudaGraphRunner(ModelRunner):
         if blocks.per_request:
             self.stats.count(self._eager_reason or EagerReason.BATCH_INVARIANT)
             self._sample_eagerly()
-            self._begin_constraints()
             return
         reason = self._eager_reason
         self._offer(self._following)
@@ -266,7 +265,6 @@ class CudaGraphRunner(ModelRunner):
         else:
             self._launched = [(blocks, padded, {})]  # `wait` has the outputs
             self.stats.count(reason)
-        self._begin_constraints()
         if blocks.num_logprobs is not None and self.hidden_states is self._static_hidden_states:
             assert self.hidden_states is not None
             end = int((blocks.rows + blocks.size).max())
@@ -294,6 +292,7 @@ class CudaGraphRunner(ModelRunner):
             self._offer_memory.pending &= not self._launched
             return super().wait()
         assert graph.outputs is not None
+        self._begin_constraints()
         graph.outputs.download()
         self._forward_memory.pending = self._sample_memory.pending = self._offer_memory.pending = False
         self._outputs, self._output_buffer = [graph.host_outputs], pinned

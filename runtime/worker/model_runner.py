@@ -253,7 +253,6 @@ class ModelRunner:
         if self._following is not None:
             self._offer(self._following)
         self._sample_eagerly()
-        self._begin_constraints()
 
     def _offer(self, step: NextStep) -> None:
         """Gives the device the outcomes between which it chooses."""
@@ -269,6 +268,7 @@ class ModelRunner:
             self.states.write(forced_writes(blocks), self._forced_h2d)
 
     def wait(self) -> StepPlan | None:
+        self._begin_constraints()
         choice = {} if self._following is None else {"choice": self.model_step.choice}
         self._outputs = [self.d2h.to_host({**output, **choice}) for _, _, output in self._launched]
         self._output_buffer = self.d2h

@@ -2,7 +2,7 @@
 
 A forward reads its tokens and pages here, and the sampling of a block reads and writes its tokens and states. So steps
 need only the numbers of slots and positions. The host writes what no sampling does: requests that begin to run, pages,
-noise of first canvases, and tokens of grammars.
+noise of first canvases, forced tokens, and tokens of grammars.
 """
 
 from __future__ import annotations
