@@ -163,7 +163,8 @@ class Scheduler:
         sampled = [each for each in batch if each.blocks]
         leading = itertools.accumulate([len(each.blocks) for each in sampled], initial=0)
         for n, scheduled in zip(leading, sampled, strict=False):
-            if scheduled.request.resolved.soft_embedding_params is not None:
+            request = scheduled.request
+            if request.resolved.soft_embedding_params is not None or request.spec.read_ids:
                 return None
             if scheduled.is_last_step:
                 if self.waiting.count:
