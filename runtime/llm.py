@@ -292,7 +292,7 @@ class LLM:
         final = {name: getattr(answer, name) for name in ("text", "token_ids", "nfe", "finish_reason", "usage")}
         if answer.warning:
             final["warning"] = answer.warning
-        yield {"event": "final", "id": choice.spec.id, **final}
+        yield {"event": "final", "id": choice.spec.id, **final, **choice.step_map_fields()}
 
     def score(
         self, texts: Sequence[tuple[Prompt, str | Sequence[int]]], *, top: int = 0, stride: int = 1,

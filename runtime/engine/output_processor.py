@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from runtime.engine.step_stats import StepStats
-from runtime.request.engine_messages import EngineOutput, EngineStats, TokenLogprobs
+from runtime.request.engine_messages import EngineOutput, EngineStats, TokenLogprobs, TokenSteps
 from runtime.scheduling.grammar_queue import ConstraintError, GrammarQueue, error_message
 from runtime.scheduling.request import MIN_LOGPROB, Request, ScheduledRequest, Status
 from runtime.scheduling.scheduler import Scheduler
@@ -227,6 +227,9 @@ def make_output(request: Request) -> EngineOutput:
     )
     if request.logprobs is not None:
         output.logprobs = _make_logprobs(request)
+    if request.step_map is not None:
+        steps = request.step_map.between(request.output.num_sent_tokens, request.output.num_stable_tokens)
+        output.steps = TokenSteps(*steps)
     if request.spec.stream_mode == "denoise":
         output.start, output.tokens, output.masked = request.output.last_step_event
     request.output.num_sent_tokens = request.output.num_stable_tokens

@@ -41,3 +41,11 @@ class BlockLayout:
         """Returns the number of blocks that contain the output."""
         last = self.block_start(prompt_len, prompt_len + max_tokens - 1)
         return (last - self.block_start(prompt_len, prompt_len)) // self.size + 1
+
+    def output_starts(self, prompt_len: int, num_tokens: int) -> list[int]:
+        """Returns the offset in an output of `num_tokens` tokens at which each block begins.
+
+        The first block may hold the end of the prompt. It begins at offset 0 then, and is shorter.
+        """
+        second = self.block_start(prompt_len, prompt_len) + self.size - prompt_len
+        return [0, *range(second, num_tokens, self.size)] if num_tokens else []

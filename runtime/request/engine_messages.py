@@ -93,6 +93,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     max_repetition_run: int | None = None
     decoding: DecodingParams = DecodingParams()
     logprobs: int | None = None  # number of most probable tokens to return per token; None: no logprobs
+    step_map: BlockLayout | None = None  # blocks of the output, to return the step that wrote each token; None: do not
     forced_token_ids: list[int] = []  # the complete output, for scoring
     forced_tokens_per_step: int = 1
     # A read: the first denoising step returns the logprobs of these ids at every mask of the output, and ends it.
@@ -122,6 +123,14 @@ class TokenLogprobs(msgspec.Struct):
     end: int | None = None  # the token that ended the output; the last entries are then for it
 
 
+class TokenSteps(msgspec.Struct):
+    """The steps that wrote consecutive tokens, see ``scheduling.step_map``."""
+
+    first: list[int] = []
+    last: list[int] | None = None  # None: those of `first`
+    ordinals: list[int] = []  # of the first steps, among the steps that unmasked positions of the token's block
+
+
 class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Output of one request after a step.
 
@@ -146,6 +155,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     queue_seconds: float | None = None
     prefill_seconds: float | None = None  # from the end of queueing to the end of the step with the last prompt tokens
     logprobs: TokenLogprobs | None = None  # of `new_tokens`, if requested
+    steps: TokenSteps | None = None  # of `new_tokens`, if requested
     forced_end: str = ""  # limit that replaced tokens of the model by those of the grammar's witness; "": none
     # Of a read: for each mask, in order, the logprobs of its `read_ids` and the highest logprob of any token.
     read: list[list[float]] | None = None

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from runtime.request.engine_messages import MIN_LOGPROB, EngineOutput, RequestSpec, TokenLogprobs
+from typing_extensions import TypedDict
+
+from runtime.request.engine_messages import MIN_LOGPROB, EngineOutput, RequestSpec, TokenLogprobs, TokenSteps
 
 
 class TextBuilder:
@@ -69,6 +71,14 @@ class TokenLogprob(NamedTuple):
     top: list[tuple[int, float]]  # the most probable tokens at its position, in descending order
 
 
+class StepMapFields(TypedDict, total=False):
+    """Fields of an output about the steps that wrote its tokens."""
+
+    step_map: list[int]
+    last_step_map: list[int]
+    block_starts: list[int]
+
+
 _CUT = (
     "the answer is cut: the shortest one that was found in its format has {} tokens, and it may have {}; allow it "
     "more tokens"
@@ -87,6 +97,7 @@ class CompletionState:
         finish_reason: None while it continues. A stop string sets it before the engine has finished the request.
         logprobs: of each received token, if requested.
         end_logprob: of the token that ended the output.
+        steps: of each received token, if requested.
         forced_end: limit that replaced tokens of the model by those of its format's shortest end; "" if none did.
         eos: an end-of-sequence token ended the output. It counts for tokens per forward, but is not in the output.
         read: result of a read, see `EngineOutput`.
@@ -111,6 +122,7 @@ class CompletionState:
     prefill_seconds: float = 0.0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     end_logprob: TokenLogprob | None = None
+    steps: TokenSteps = field(default_factory=TokenSteps)
 
     def count(self, output: EngineOutput) -> None:
         """Takes the counts of an output, whose tokens may come too late to be added."""
@@ -126,6 +138,8 @@ class CompletionState:
         self.prefill_seconds = output.prefill_seconds or self.prefill_seconds
         if output.logprobs is not None:
             self._add_logprobs(output.new_tokens, output.logprobs)
+        if output.steps is not None:
+            self._add_steps(output.steps)
         text = self.answer.push(output.new_tokens)
         if self.answer.stopped:
             self.finish_reason = "stop"
@@ -148,6 +162,26 @@ class CompletionState:
         if logprobs.end is not None:
             self.end_logprob = found.pop()
         self.logprobs += found
+
+    def _add_steps(self, steps: TokenSteps) -> None:
+        self.steps.first += steps.first
+        self.steps.ordinals += steps.ordinals
+        if steps.last is not None:
+            self.steps.last = [*(self.steps.last or ()), *steps.last]
+
+    def step_map_fields(self) -> StepMapFields:
+        """Returns the fields of a response about the steps that wrote the tokens of the current output, if requested.
+
+        See docs/research/rollouts.md#step-maps.
+        """
+        layout, count = self.spec.step_map, len(self.token_ids)
+        if layout is None:
+            return {}
+        found: StepMapFields = {"step_map": self.steps.first[:count]}
+        if self.steps.last is not None:
+            found["last_step_map"] = self.steps.last[:count]
+        found["block_starts"] = layout.output_starts(len(self.spec.prompt), count)
+        return found
 
     @property
     def token_logprobs(self) -> list[TokenLogprob] | None:
@@ -258,6 +292,10 @@ class GenerationOutput:
         eos: an end-of-sequence token ended the output.
         usage: the usage object of OpenAI.
         logprobs: one entry per token, if `SamplingParams.logprobs` is set.
+        step_map: denoising step, from 1, that first unmasked the position of each token, if
+            `SamplingParams.return_step_map` is set.
+        last_step_map: step that last changed it, of algorithms that revise tokens.
+        block_starts: offset in `token_ids` at which each block begins, with `step_map`.
         choices: all `n` outputs of the prompt, beginning with this one.
         warning: why structured output is cut, or did not end where the model wanted; "" if neither.
     """
@@ -271,6 +309,9 @@ class GenerationOutput:
     logprobs: list[TokenLogprob] | None = None
     choices: tuple[GenerationOutput, ...] = ()
     warning: str = ""
+    step_map: list[int] | None = None
+    last_step_map: list[int] | None = None
+    block_starts: list[int] | None = None
 
     @classmethod
     def from_completion(cls, completion: CompletionState) -> GenerationOutput:
@@ -285,6 +326,7 @@ class GenerationOutput:
             usage=completion.usage(),
             logprobs=completion.token_logprobs,
             warning=completion.warning,
+            **completion.step_map_fields(),
         )
 
     @classmethod

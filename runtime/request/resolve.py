@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from runtime.errors import RequestError
+from runtime.request.block_layout import BlockLayout
 from runtime.request.decoding import resolve_decoding
 from runtime.request.engine_messages import (
     DecodingParams,
@@ -24,7 +25,7 @@ from runtime.request.engine_messages import (
     StructuredLimits,
     ToolNames,
 )
-from runtime.request.field_spec import AlgorithmInfo, Value
+from runtime.request.field_spec import BLOCK_LENGTH, AlgorithmInfo, Value
 from runtime.request.sampling_params import At, SamplingParams, check_fields
 from runtime.request.structured import grammar_of, with_max_items
 from runtime.request.validation import number, preview, refuse
@@ -207,6 +208,7 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
         max_repetition_run=params.max_repetition_run,
         decoding=decoding,
         logprobs=_logprobs(params, decoding, info, at("logprobs"), is_infill=is_infill),
+        step_map=_step_map(params, decoding, info, at("return_step_map")),
         grammar=(grammar := _grammar(params, decoding, info, at, context.grammar, is_infill=is_infill)),
         structured=_structured_limits(params, info) if grammar else None,
         tool_names=tool_names,
@@ -302,6 +304,15 @@ def _logprobs(
         raise refuse(name, "is not supported for infill; leave it out")
     _check_no_reordering(decoding, info, name)
     return params.logprobs
+
+
+def _step_map(params: SamplingParams, decoding: DecodingParams, info: EngineInfo, name: str) -> BlockLayout | None:
+    """Returns the blocks of the request if it asks for their steps. Raises RequestError if tokens move."""
+    if not params.return_step_map:
+        return None
+    _check_no_reordering(decoding, info, name)
+    size = decoding.values.get(BLOCK_LENGTH, info.block_size)
+    return replace(info.block_layout, size=int(size))
 
 
 def _check_no_reordering(decoding: DecodingParams, info: EngineInfo, param: str) -> None:

@@ -146,6 +146,9 @@ class SamplingParams:
         "integer", "return logprobs: of each token, and of this many most probable tokens at its position",
         high=MAX_LOGPROBS, example=1,
     )  # fmt: skip
+    return_step_map: bool = _parameter(
+        "flag", "return the denoising step that wrote each token", default=False, unset="`false`", example=True
+    )
     cache_salt: str | None = _parameter(
         "text", "cached prefixes are only shared between requests with the same salt", high=256, unset="the empty text",
         example="team-a",

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from runtime.algorithms.base import LogitStat, UnmaskingAlgorithm, get_algorithm, resolve_params
 from runtime.kernels.next_segments import NO_BLOCK
 from runtime.scheduling.logits_processors import LogitsProcessorState
+from runtime.scheduling.step_map import StepMap
 from runtime.scheduling.step_plan import (
     FIXED,
     MASKED,
@@ -28,6 +29,7 @@ from runtime.scheduling.step_plan import (
 )
 
 if TYPE_CHECKING:
+    from runtime.request.block_layout import BlockLayout
     from runtime.request.engine_messages import FinishReason, RequestSpec
     from runtime.scheduling.tool_name_matcher import ToolNameMatcher
     from runtime.structured_output.grammar_matcher import GrammarMatcher
@@ -259,6 +261,7 @@ class Request:
         )
         self.logprobs = None if spec.logprobs is None else LogprobTable(size, spec.logprobs)
         self.read: list[list[float]] | None = None
+        self.step_map = None if spec.step_map is None else self._make_step_map(spec.step_map, size)
         self.constraint: GrammarMatcher | None = None
         self.tool_names: ToolNameMatcher | None = None
         self.lora_slot = -1
@@ -266,6 +269,10 @@ class Request:
         self.pending_writes: list[tuple[int, int]] = []
         self.kv = CachedKV(spec.cache_salt)
         self.times = RequestTimes()
+
+    def _make_step_map(self, layout: BlockLayout, size: int) -> StepMap:
+        revises, uniform_noise = self.resolved.may_revise, self.algorithm.uniform_noise
+        return StepMap(size, self.prompt_len, layout, revises=revises, uniform_noise=uniform_noise)
 
     @property
     def prompt_len(self) -> int:
@@ -376,6 +383,8 @@ class Request:
             self.nfe -= sum(block.steps for block in self.blocks)
             self.blocks = []
             self.next_start = self.num_final_tokens
+            if self.step_map is not None:
+                self.step_map.restart(self.next_start)
         self.num_computed_tokens = 0
         self.prefill_len = self.num_final_tokens
         self.kv.reset()

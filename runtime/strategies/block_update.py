@@ -14,11 +14,13 @@ if TYPE_CHECKING:  # machines for benchmarks do not have msgspec
 
 
 def write_block(request: Request, block: Block, results: BlockResults, i: int) -> None:
-    """Writes result `i` of the step into the block and the arrays of the request."""
+    """Writes result `i` of the step into the block and the arrays of the request. `Request.nfe` counts the step."""
     size = block.size
     tokens, state = results.tokens[i], results.state[i]
     if size < len(tokens):
         tokens, state = tokens[:size], state[:size]
+    if request.step_map is not None:
+        request.step_map.add(block.start, (block.tokens, block.state), (tokens, state), request.nfe)
     block.tokens[...] = tokens  # takes half the time of [:]
     block.state[...] = state
     if not block.masks:

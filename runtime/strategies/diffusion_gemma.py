@@ -94,12 +94,12 @@ class Canvas(Strategy):
         if any(block not in request.blocks for block in sampled):
             return  # a preemption has restarted the canvas
         for block in sampled:
+            request.nfe += 1
             if results.finished[first]:
                 block_update.write_block(request, block, results, first)
                 request.num_final_tokens = request.next_start
             else:
                 self._write_open(request, block, results, first)
-            request.nfe += 1
         end = block_update.update_progress(request, event_start=event_start, finished_end=request.num_final_tokens)
         if end is not None:
             block_update.finish_request(request, *end, committed=BlockLayout(1) if self.prefix_caching else None)
@@ -113,8 +113,10 @@ class Canvas(Strategy):
 
     def _write_open(self, request: Request, block: Block, results: BlockResults, i: int) -> None:
         """Writes the content of a canvas that continues. It is not finished, so an EOS does not count."""
-        block.tokens[:] = results.tokens[i, : block.size]
-        block.state[:] = results.state[i, : block.size]
+        tokens, state = results.tokens[i, : block.size], results.state[i, : block.size]
+        if request.step_map is not None:
+            request.step_map.add(block.start, (block.tokens, block.state), (tokens, state), request.nfe)
+        block.tokens[:], block.state[:] = tokens, state
         first_eos = block.size if request.spec.ignore_eos else results.first_eos[i]
         block_update.update_generated(request, block, results.masks[i], first_eos)
         block.steps += 1

@@ -17,6 +17,7 @@ from runtime.algorithms.base import EditTokens, algorithms_for, algorithms_with_
 from runtime.engine.engine import Engine
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
+from runtime.request.block_layout import BlockLayout
 from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOutput, LogitsProcessorParams, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
 from runtime.scheduling.request import Request
@@ -98,6 +99,7 @@ class Ask:
     group: str = ""
     owner: str = ""
     alone: bool = False
+    step_map: bool = False
 
     @property
     def pinned_by_offset(self) -> dict[int, int]:
@@ -232,7 +234,13 @@ def logits_processor_params(p: Params) -> LogitsProcessorParams | None:
     return None if found == LogitsProcessorParams() else found
 
 
-def spec_of(id: str, ask: Ask) -> RequestSpec:
+def blocks_of(setup: Setup, ask: Ask) -> BlockLayout:
+    """Returns the positions of the blocks of a request."""
+    full = setup.strategy == "full"
+    return BlockLayout(ask.params.block_length if full else setup.block, setup.oracle.from_prompt or full, full)
+
+
+def spec_of(id: str, ask: Ask, blocks: BlockLayout | None = None) -> RequestSpec:
     """Returns the request that `runtime.request.resolve` would return, with the fields of all strategies."""
     p = ask.params
     others = {name: getattr(p, name) for name in ("cache", "block_length", "sub_block_size", "block_cache")}
@@ -242,8 +250,8 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
         seed=p.seed % 2**64, ignore_eos=p.ignore_eos, max_nfe=p.max_nfe, max_repetition_run=p.max_repetition_run,
         decoding=DecodingParams(algorithm=p.algorithm, values=decoding_of(p) | others, total_steps=p.total_steps,
                                 force_single_batch=ask.alone),
-        pinned_tokens=ask.pinned_by_offset, logprobs=ask.logprobs, cache_salt=ask.salt, parent_id=ask.group,
-        tenant=ask.owner, stream_mode=ask.report,  # type: ignore[arg-type]
+        pinned_tokens=ask.pinned_by_offset, logprobs=ask.logprobs, step_map=blocks, cache_salt=ask.salt,
+        parent_id=ask.group, tenant=ask.owner, stream_mode=ask.report,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -345,6 +353,44 @@ def check_logprobs(received: Received, setup: Setup, ask: Ask, logits_of: Logits
         np.testing.assert_allclose(value, expect[token], atol=1e-9)
         assert [id for id, other in top if other > -9999] == [id for id in best if expect[id] > -9999]
         np.testing.assert_allclose([other for _, other in top], expect[best], atol=1e-9)
+
+
+def check_step_map(received: Received, result: Result, setup: Setup, ask: Ask) -> None:
+    """Asserts that the steps of all tokens are those of the oracle's trace, and the ordinals SGLang's step map.
+
+    SGLang has no algorithm that revises tokens, and no strategy that samples the first token of a block beforehand.
+    """
+    blocks = blocks_of(setup, ask)
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    shown: dict[int, tuple[int, bool]] = {}
+    ordinals: dict[int, int] = {}  # by SGLang's rule: each block counts its own steps that unmasked something
+    counts: Counter[int] = Counter()
+    prompt = len(ask.prompt)
+    for event in result.events:
+        unmasked: dict[int, list[int]] = {}
+        for at, token in enumerate(event.tokens, event.start):
+            if at < prompt or at - prompt in ask.pinned_by_offset:
+                continue
+            masked = at - event.start in event.masked
+            before, was_masked = shown.get(at, (token, True))
+            if not masked and (was_masked or token != before):
+                last[at] = max(event.nfe, 1)
+                first.setdefault(at, last[at])
+                if was_masked and at not in ordinals:
+                    unmasked.setdefault(blocks.block_start(prompt, at), []).append(at)
+            shown[at] = token, masked
+        for block, positions in unmasked.items():
+            counts[block] += 1
+            ordinals |= dict.fromkeys(positions, counts[block])
+    steps = [output.steps for output in received.outputs]
+    assert all(each is not None and len(each.first) == len(each.ordinals) for each in steps)
+    where = range(prompt, prompt + len(received.tokens))
+    assert [n for each in steps for n in each.first] == [first.get(at, 0) for at in where]
+    if ask.params.revises:
+        assert [n for each in steps for n in each.last] == [last.get(at, 0) for at in where]
+    elif not setup.seeded:
+        assert [n for each in steps for n in each.ordinals] == [ordinals.get(at, 0) for at in where]
 
 
 def page_tables(engine: Engine) -> np.ndarray:
@@ -478,7 +524,7 @@ class Run:
     def add(self, ask: Ask) -> str:
         id = f"r{len(self.asks)}"
         self.asks[id], self.received[id] = ask, Received()
-        self.engine.add(spec_of(id, ask))
+        self.engine.add(spec_of(id, ask, blocks_of(self.setup, ask) if ask.step_map else None))
         return id
 
     def abort(self, id: str) -> None:
@@ -523,6 +569,8 @@ class Run:
             except UnclearError:
                 reject()  # an example in which the oracle's answer depends on rounding
             check_received(self.received[id], result, ask.report, complete=self.received[id].ended)
+            if ask.step_map:
+                check_step_map(self.received[id], result, self.setup, ask)
             if ask.logprobs is not None:
                 check_logprobs(self.received[id], self.setup, ask, self.logits_of)
 

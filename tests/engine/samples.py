@@ -177,8 +177,9 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
         thresholds = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9])
         editing = {"edit_threshold": draw(thresholds), "max_post_edit_steps": draw(st.integers(0, 9))}
         p = replace(p, algorithm="edit", total_steps=None, **editing)
+    moves = bool(setup.orders) and p.algorithm == "edit"  # tokens to other positions
     return Ask(
-        prompt=tuple(prompt), params=p,
+        prompt=tuple(prompt), params=p, step_map=not moves and draw(st.booleans()),
         pinned=tuple(draw(st.one_of(st.just({}), st.just({}), some, run, everything)).items()),
         report=draw(st.sampled_from(["final", "stable", "denoise", "denoise"])),
         logprobs=draw(st.sampled_from([None, None, 0, 3, 20])), salt=draw(st.sampled_from(["", "", "other"])),

@@ -126,6 +126,24 @@ def asked(n: int, ignore_eos: bool = True) -> tuple[list[int], SamplingParams]:
     return prompt, SamplingParams(max_tokens=max_tokens, seed=40 + n, ignore_eos=ignore_eos, decoding=fields)
 
 
+def step_map(answer: canvas.Answer) -> list[int]:
+    """Returns the first of the last steps in a row that gave each position the token of the answer."""
+    found, number = [], 0
+    for steps in answer.steps:
+        held: list[tuple[int, int] | None] = [None] * len(steps[0].before)  # a step and its token
+        for step, following in zip(steps, [*steps[1:], None], strict=True):
+            number += 1
+            after = (step.argmax if following is None else following.before).tolist()
+            for at, token in enumerate(after):
+                accepted = following is None or bool(step.accepted[at])
+                if not accepted:
+                    held[at] = None
+                elif held[at] is None or held[at][1] != token:
+                    held[at] = number, token
+        found += [each[0] for each in held]
+    return found[: len(answer.ids)]
+
+
 def test_engine_equals_the_oracle_whatever_the_batch():
     """The requests run together: with few pages, so that canvases restart; with chunked prompts; with many pages."""
     checkpoint = resolve_checkpoint(str(FOLDER))
@@ -153,6 +171,7 @@ def test_engine_equals_the_oracle_whatever_the_batch():
             "no canvas ends before the step limit"
         )
     prompts, params = zip(*(asked(n) for n in range(len(REQUESTS))), strict=True)
+    params = [replace(each, return_step_map=True) for each in params]
     for pages, budget, page_size in ((18, 64, 8), (200, 33, 32), (200, 512, 4)):
         config = {"num_pages": pages, "max_num_batched_tokens": budget, "page_size": page_size, "max_model_len": 96}
         with LLM(str(FOLDER), device="cpu", dtype="float64", skip_tokenizer=True, **config) as llm:
@@ -160,6 +179,7 @@ def test_engine_equals_the_oracle_whatever_the_batch():
                 for out, answer in zip(llm.generate(list(prompts), list(params)), expected, strict=True):
                     assert out.token_ids == answer.ids
                     assert out.nfe == answer.nfe
+                    assert (out.step_map, out.last_step_map) == (step_map(answer), None)
             while llm.engine.has_work():  # commits of answers for the prefix cache
                 llm.engine.step()
             stats = llm.engine.stats()

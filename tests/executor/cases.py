@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,14 @@ def asks(llm: LLM, length: int = 13) -> list[SamplingParams]:
 def answers(flags: dict[str, Any], **more: Any) -> list[Any]:
     """Returns the answers to all requests of `asks`, in one batch."""
     with LLM(**flags, **more) as llm:
-        asked = asks(llm)
+        moves = {rule.key for rule in llm.info.algorithms if rule.reorders_tokens}  # which has no step map
+        asked = [
+            replace(ask, return_step_map=(ask.decoding or {}).get("algorithm", llm.info.default_algorithm) not in moves)
+            for ask in asks(llm)
+        ]
         prompts = [PROMPTS[n % len(PROMPTS)] for n in range(len(asked))]
-        return [(out.token_ids, out.nfe, out.finish_reason) for out in llm.generate(prompts, asked)]
+        outs = llm.generate(prompts, asked)
+        return [(out.token_ids, out.nfe, out.finish_reason, out.step_map, out.last_step_map) for out in outs]
 
 
 def logits(flags: dict[str, Any], **more: Any) -> Any:

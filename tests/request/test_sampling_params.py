@@ -1,6 +1,5 @@
 """Tests of request values: checks, and the precedence in docs/research/decoding-rules.md#values-of-fields."""
 
-import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -12,11 +11,13 @@ from hypothesis import strategies as st
 
 from runtime.algorithms.base import algorithm_keys, algorithms_for, get_algorithm
 from runtime.errors import RequestError
+from runtime.request.block_layout import BlockLayout
 from runtime.request.decoding import field_names
 from runtime.request.engine_messages import EngineInfo, LogitsProcessorParams, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
 from runtime.request.resolve import RequestContext, expand_choices, resolve
 from runtime.request.sampling_params import SamplingParams, stop_strings
+from runtime.strategies.full import FullCanvas
 from runtime.strategies.multi_bd import MultiBlock
 from tests.examples import examples
 
@@ -249,4 +250,19 @@ def test_any_request_is_resolved_or_refused(body, prompt):
         assert math.isfinite(value)
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(s), type=RequestSpec)
     assert again == s
-    assert json.loads(msgspec.json.encode(s))["decoding"]["algorithm"] == d.algorithm
+    assert msgspec.json.decode(msgspec.json.encode(s), type=RequestSpec) == s
+
+
+def test_a_step_map_has_the_blocks_of_the_request():
+    assert spec().step_map is None
+    assert spec(return_step_map=True).step_map == BlockLayout(8)
+    canvas = info(
+        blocks_from_prompt=True, truncate_last_block=True,
+        strategy_fields=[replace(each, default=8) for each in FullCanvas.fields if each.name == "block_length"],
+    )  # fmt: skip
+    fixed = {"decoding": {"block_length": 4}, "max_tokens": 16}
+    assert spec(facts=canvas, return_step_map=True, **fixed).step_map == BlockLayout(4, True, True)
+    moving = info(algorithms=[replace(rule, reorders_tokens=rule.key == "edit") for rule in INFO.algorithms])
+    refused(
+        {"return_step_map": True, "decoding": {"algorithm": "edit"}}, "return_step_map", "moves tokens", facts=moving
+    )

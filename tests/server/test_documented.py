@@ -15,6 +15,7 @@ Document = dict[str, Any]
 SHORT: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
 ASK = [{"role": "user", "content": "hello"}]
 LOGPROBS = {"logprobs": True, "top_logprobs": 2}
+STEPS = {"return_step_map": True, "return_token_ids": True}
 
 
 def called(route: str, **more: Any) -> dict[str, Any]:
@@ -25,17 +26,17 @@ def called(route: str, **more: Any) -> dict[str, Any]:
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [  # server, route, body
     ("server", CHAT, {"messages": ASK, **SHORT, "n": 2}),
-    ("server", CHAT, {"messages": ASK, **SHORT, **LOGPROBS}),
+    ("server", CHAT, {"messages": ASK, **SHORT, **LOGPROBS, **STEPS}),
     ("scripted", CHAT, called(CHAT)),
     ("scripted", CHAT, request(CHAT, say("A word."), max_tokens=3)),
-    ("server", "/v1/completions", {"prompt": ["a b", "c"], **SHORT}),
+    ("server", "/v1/completions", {"prompt": ["a b", "c"], **SHORT, **STEPS}),
     ("server", "/v1/completions", {"prompt": "a b", **SHORT, "logprobs": 2}),
     ("scripted", RESPONSES, called(RESPONSES, metadata={"a": "b"})),
     ("server", RESPONSES, {"input": "hello", "max_output_tokens": 5, "ignore_eos": True}),
     ("scripted", MESSAGES, called(MESSAGES)),
     ("server", MESSAGES, {"messages": ASK, **SHORT}),
     ("server", "/generate", {"prompt": "a b", **SHORT, "logprobs": 2}),
-    ("server", "/generate", {"messages": ASK, "max_tokens": 9}),
+    ("server", "/generate", {"messages": ASK, "max_tokens": 9, "return_step_maps": True}),
     ("server", "/v1/infill", {"text": "a <mask:5> b <mask:2>"}),
     ("server", "/v1/fim/completions", {"prompt": "a", "suffix": "b", **SHORT}),
     ("server", "/infill", {"input_prefix": "a", "input_suffix": "b", **SHORT, "return_tokens": True}),

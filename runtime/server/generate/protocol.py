@@ -15,7 +15,7 @@ from runtime.server.serving.request_body import Integer, RequestModel, Unsupport
 MAX_SEGMENTS = 1024
 
 
-class GenerateRequest(generation.GenerationRequest, chat.ChatFields):
+class GenerateRequest(generation.StepMapRequest, chat.ChatFields):
     """Either a prompt, continued as it is, or the messages of a chat."""
 
     prompt: generation.Prompt | None = optional("prompt to continue: text or token ids", "Solve: 12 + 30.")
@@ -28,7 +28,7 @@ class GenerateRequest(generation.GenerationRequest, chat.ChatFields):
     default_stream_mode = "denoise"
 
     def names(self) -> dict[str, str]:
-        return {} if self.messages is None else {"prompt": "messages"}
+        return super().names() | ({} if self.messages is None else {"prompt": "messages"})
 
 
 class Segment(RequestModel):
@@ -87,13 +87,22 @@ class _Answer(TypedDict):
     timings: Annotated[generation.Timings, api_field("seconds")]
 
 
-class GenerateAnswer(_Answer):
+class MetaInfo(TypedDict):
+    """Fields that SGLang has in its `meta_info`."""
+
+    step_maps: Annotated[
+        list[int], api_field("`step_map` by SGLang's count: the steps of each block, from 1, that unmasked a position")
+    ]
+
+
+class GenerateAnswer(_Answer, generation.StepFields):
     """The answer of `/generate`."""
 
     text: Annotated[str, api_field("output without end-of-sequence tokens and stop strings")]
     token_ids: Annotated[list[int], api_field("token ids of the output")]
     finish_reason: Annotated[FinishReason, api_field("`stop`: end of sequence or a stop string; otherwise the limit")]
     logprobs: Annotated[NotRequired[list[OwnLogprob]], api_field("log-probabilities of `token_ids`, if requested")]
+    meta_info: Annotated[NotRequired[MetaInfo], api_field("with `return_step_maps`")]
     full_text: Annotated[str, api_field("prompt and output")]
     full_token_ids: Annotated[list[int], api_field("token ids of prompt and output")]
     warning: Annotated[

@@ -12,13 +12,13 @@ from starlette.requests import Request
 from typing_extensions import TypedDict
 
 from runtime.errors import RequestError
-from runtime.request.output import append_event, denoise_event
+from runtime.request.output import CompletionState, append_event, denoise_event
 from runtime.request.validation import refuse
 from runtime.server.generate import protocol
 from runtime.server.http_protocol.error_responses import error_object
 from runtime.server.serving.chat import ChatPrompt, template_messages
 from runtime.server.serving.context import ServerContext
-from runtime.server.serving.generation import check_unset, parse_response_format
+from runtime.server.serving.generation import STEP_MAP, check_unset, parse_response_format
 from runtime.server.serving.handler import ServingHandler, events, prompt_warning
 from runtime.server.serving.job import GenerationJob, OutputDelta
 from runtime.server.serving.logprobs import LogprobStreamer, TokenEntry, token_text
@@ -69,14 +69,18 @@ class _Logprobs(TypedDict, total=False):
     logprobs: Any  # encoded list of OwnLogprob
 
 
+class _Meta(TypedDict, total=False):
+    meta_info: protocol.MetaInfo
+
+
 class GenerateHandler(GenerateEvents):
-    """Response of ``/generate``. `text`: the prompt, if the request had it as text."""
+    """Response of ``/generate``. `text`: the prompt, if the request had it as text; `meta`: with `meta_info`."""
 
     event_types = (protocol.DenoiseEvent, protocol.AppendEvent, protocol.GenerateFinal, protocol.ErrorEvent)
 
-    def __init__(self, job: GenerationJob, generation: Generation, text: str | None) -> None:
+    def __init__(self, job: GenerationJob, generation: Generation, text: str | None, *, meta: bool = False) -> None:
         super().__init__(job, generation)
-        self._text = text
+        self._text, self._has_meta = text, meta
         self._warning = partial(prompt_warning, *generation.loaded, generation.special_text)
         self._logprobs = GenerateLogprobStreamer(job.choices[0], self._tokenizer.byte_decoder)
         self._full_logprobs: _Logprobs = {}
@@ -103,12 +107,19 @@ class GenerateHandler(GenerateEvents):
             "nfe": choice.nfe,
             "finish_reason": cast(protocol.FinishReason, choice.finish_reason),
             **self._full_logprobs,
+            **choice.step_map_fields(),
+            **self._meta(choice),
             "full_text": prompt + (choice.text or ""),
             "full_token_ids": ids + choice.token_ids,
             "usage": self.job.usage(),
             "timings": self.job.timings(),
             **self._warning(self.job.choices),
         }
+
+    def _meta(self, choice: CompletionState) -> _Meta:
+        if not self._has_meta:
+            return {}
+        return {"meta_info": {"step_maps": choice.steps.ordinals[: len(choice.token_ids)]}}
 
 
 MAX_HOLES = 256
@@ -222,7 +233,9 @@ async def generate(context: ServerContext, request: Request, body: protocol.Gene
         requested, name = parse_response_format(body)
         if chat.continued and requested is not None:
             raise refuse(name, NO_GRAMMAR_MESSAGE)
-    return GenerateHandler(await generation.submit(), generation, body.prompt if isinstance(body.prompt, str) else None)
+    text = body.prompt if isinstance(body.prompt, str) else None
+    has_meta = bool(body.return_step_maps) and body.set_fields()[STEP_MAP]
+    return GenerateHandler(await generation.submit(), generation, text, meta=has_meta)
 
 
 @json_route(router, "/v1/infill", "Fill gaps in a text")

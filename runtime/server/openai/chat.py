@@ -40,6 +40,7 @@ class OpenAIHandler(ServingHandler):
         self._include_usage = bool(options.include_usage)
         self._continuous_usage = self._include_usage and bool(options.continuous_usage_stats)
         self._denoise = generation.stream_mode == "denoise"  # a chunk per step
+        self._returns_ids = bool(body.return_token_ids)
         self._head: protocol.ResponseHead = {"id": job.id, "created": int(time.time()), "model": generation.model}
         self._base: dict[str, Any] = {**self._head, "object": self.chunk_object}
         if self._include_usage:
@@ -66,6 +67,14 @@ class OpenAIHandler(ServingHandler):
     def take_logprobs(self, update: OutputDelta) -> Any:
         """Returns the log-probabilities of the tokens of an output, None if they are not requested."""
         return self._streamers[update.choice.index].delta(update) if self._streamers else None
+
+    def token_fields(self, choice: CompletionState) -> protocol.TokenFields:
+        """Returns the tokens of a finished completion and their steps, if requested."""
+        ids: protocol.TokenFields = {"token_ids": choice.token_ids} if self._returns_ids else {}
+        return {**ids, **choice.step_map_fields()}
+
+    def prompt_ids(self, choice: CompletionState) -> protocol.PromptIds:
+        return {"prompt_token_ids": choice.spec.prompt} if self._returns_ids else {}
 
     def step(self, update: OutputDelta) -> dict[str, object]:
         """Returns the fields of a chunk that describe the step of an output."""
@@ -123,6 +132,7 @@ class ChatHandler(OpenAIHandler):
                 "message": assistant_message(choice),
                 "logprobs": self._full_logprobs[choice.index],
                 "finish_reason": choice.openai_reason,
+                **self.token_fields(choice),
             }
             for choice in self.job.choices
         ]
@@ -131,6 +141,7 @@ class ChatHandler(OpenAIHandler):
             "object": "chat.completion",
             "choices": choices,
             "usage": self.job.usage(),
+            **self.prompt_ids(self.job.choices[0]),
             **format_warning(self.job.choices),
         }
 
@@ -149,9 +160,10 @@ class ChatHandler(OpenAIHandler):
             chunks.append(self.chunk(index, None, logprobs, chunk_fields, delta=delta))
             logprobs, chunk_fields = None, {}  # with the first chunk only
         if update.ended:
-            chunks.append(
-                self.chunk(index, update.choice.openai_reason, None, format_warning([update.choice]), delta={})
-            )
+            choice = update.choice
+            fields = {**self.prompt_ids(choice), **format_warning([choice])}
+            tokens = self.token_fields(choice)
+            chunks.append(self.chunk(index, choice.openai_reason, None, fields, delta={}, **tokens))
         return events(*chunks)
 
 

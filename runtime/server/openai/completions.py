@@ -51,6 +51,10 @@ def _list(prompt: Any) -> list[str | list[int]]:
     return list(prompt)
 
 
+class _Tokens(protocol.TokenFields, protocol.PromptIds):
+    pass
+
+
 class CompletionHandler(OpenAIHandler):
     """OpenAI's text_completion objects."""
 
@@ -69,7 +73,16 @@ class CompletionHandler(OpenAIHandler):
 
     def _choice(self, choice: CompletionState) -> protocol.CompletionChoice:
         logprobs, text = self._full_logprobs[choice.index], self._echoed_text(choice) + (choice.text or "")
-        return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.openai_reason}
+        return {
+            "index": choice.index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": choice.openai_reason,
+            **self._tokens(choice),
+        }
+
+    def _tokens(self, choice: CompletionState) -> _Tokens:
+        return {**self.token_fields(choice), **self.prompt_ids(choice)}
 
     def _echoed_text(self, choice: CompletionState) -> str:
         """Returns the echoed prompt, "" without echo."""
@@ -82,7 +95,8 @@ class CompletionHandler(OpenAIHandler):
         chunks = []
         for i, choice in enumerate(self.job.choices):
             reason = None if choice.finish_reason is None else choice.openai_reason
-            chunks.append(self.chunk(i, reason, None, {}, text=self._echoed_text(choice)))
+            tokens = self._tokens(choice) if reason else {}
+            chunks.append(self.chunk(i, reason, None, {}, text=self._echoed_text(choice), **tokens))
         return events(*chunks)
 
     def on_output(self, update: OutputDelta) -> bytes:
@@ -92,7 +106,9 @@ class CompletionHandler(OpenAIHandler):
         if not (update.text or reason or self._denoise or (logprobs and logprobs["tokens"])):
             return b""
         warning = self._warning([choice]) if reason else {}
-        return events(self.chunk(choice.index, reason, logprobs, {**self.step(update), **warning}, text=update.text))
+        tokens = self._tokens(choice) if reason else {}
+        fields = {**self.step(update), **warning}
+        return events(self.chunk(choice.index, reason, logprobs, fields, text=update.text, **tokens))
 
 
 @json_route(router, "/v1/completions", "Complete prompts", short="/completions")

@@ -111,8 +111,10 @@ class StreamOptions(ObfuscationOptions):
     continuous_usage_stats: bool | None = optional("with it: add the usage to each chunk", False)
 
 
-class OpenAIRequest(generation.GenerationRequest):
+class OpenAIRequest(generation.StepMapRequest):
     """The fields that chat and completions share."""
+
+    return_token_ids: bool | None = optional("return the token ids of prompts and outputs", True)
 
     stream_options: StreamOptions | None = optional("options of the stream", {"include_usage": True})
     stream_mode: Literal["denoise", "block_append"] | None = optional(
@@ -155,7 +157,7 @@ class ChatRequest(OpenAIRequest, chat.ChatFields):
 
     def names(self) -> dict[str, str]:
         limit = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
-        return {"prompt": "messages", "logprobs": "top_logprobs", **limit}
+        return {**super().names(), "prompt": "messages", "logprobs": "top_logprobs", **limit}
 
     def set_fields(self) -> dict[str, Any]:
         """Returns set fields: `logprobs` as a number, `max_completion_tokens` as `max_tokens`. Raises RequestError."""
@@ -209,6 +211,16 @@ class ResponseHead(TypedDict):
     model: Annotated[str, api_field("requested model name")]
 
 
+class TokenFields(generation.StepFields):
+    """Tokens of an output and their steps, if requested."""
+
+    token_ids: Annotated[NotRequired[list[int]], api_field("token ids of the output, with `return_token_ids`")]
+
+
+class PromptIds(TypedDict):
+    prompt_token_ids: Annotated[NotRequired[list[int]], api_field("token ids of the prompt, with `return_token_ids`")]
+
+
 class _Chunk(ResponseHead):
     usage: Annotated[
         NotRequired[generation.Usage | None],
@@ -255,7 +267,7 @@ class AnswerMessage(TypedDict):
     tool_calls: Annotated[NotRequired[list[AnswerCall]], api_field("tool calls")]
 
 
-class ChatChoice(TypedDict):
+class ChatChoice(TokenFields):
     """One of `n` answers."""
 
     index: Annotated[int, api_field("index of the completion")]
@@ -266,7 +278,7 @@ class ChatChoice(TypedDict):
     ]
 
 
-class ChatAnswer(ResponseHead):
+class ChatAnswer(ResponseHead, PromptIds):
     """The answer of `/v1/chat/completions`."""
 
     object: Literal["chat.completion"]
@@ -299,14 +311,16 @@ class ChatDelta(TypedDict):
     tool_calls: Annotated[NotRequired[list[CallDelta]], api_field("new part of a tool call")]
 
 
-class ChatChunkChoice(TypedDict):
+class ChatChunkChoice(TokenFields):
+    """Part of an answer. Its last chunk has the tokens and their steps."""
+
     index: Annotated[int, api_field("index of the completion")]
     delta: Annotated[ChatDelta, api_field("new part")]
     logprobs: Annotated[ChatLogprobs | None, api_field("log-probabilities of the tokens of this text, if requested")]
     finish_reason: Annotated[Reason | None, api_field("reason for the end; null before")]
 
 
-class ChatChunk(_Chunk):
+class ChatChunk(_Chunk, PromptIds):
     """An event of a chat's stream."""
 
     object: Literal["chat.completion.chunk"]
@@ -327,7 +341,7 @@ class CompletionLogprobs(TypedDict):
     text_offset: Annotated[list[int], api_field("offset of each token in `text`, in characters")]
 
 
-class CompletionChoice(TypedDict):
+class CompletionChoice(TokenFields, PromptIds):
     """One answer of a prompt."""
 
     index: Annotated[int, api_field("index of the completion; those of one prompt are consecutive")]
@@ -347,7 +361,9 @@ class CompletionAnswer(ResponseHead):
     ]
 
 
-class CompletionChunkChoice(TypedDict):
+class CompletionChunkChoice(TokenFields, PromptIds):
+    """Part of an answer. Its last chunk has the tokens and their steps."""
+
     index: Annotated[int, api_field("index of the completion")]
     text: Annotated[str, api_field("new part")]
     logprobs: Annotated[

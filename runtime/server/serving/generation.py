@@ -57,7 +57,7 @@ TemplateArguments = Annotated[Entries | None, api_field("variables of the chat t
 Stop = Annotated[str | Annotated[list[str], _FAIL_FAST], _type_error("must be a string or a list of strings")]
 
 _TYPES: dict[str, Any] = {
-    "integer": Integer, "number": Number, "flag": bool, "text": str, "object": dict[str, Any],
+    "integer": Integer, "number": Number, "flag": bool, "text": str, "choice": str, "object": dict[str, Any],
     "ids": Integers,
 }  # fmt: skip
 _DECLARED = {field.name: field for field in PARAMETERS}
@@ -163,6 +163,7 @@ class GenerationRequest(SamplingFields):
     allowed_token_ids: Annotated[Any, UnsupportedField()] = None
     logits_processors: Annotated[Any, UnsupportedField([])] = None
     prompt_logprobs: Annotated[Any, UnsupportedField()] = None
+    return_step_map: Annotated[Any, UnsupportedField(False)] = None
     truncate_prompt_tokens: Annotated[Any, UnsupportedField()] = None
     response_format: Any = optional(
         "`text`, `json_object` (with or without a schema) or `json_schema`", {"type": "json_object"}
@@ -194,6 +195,36 @@ class GenerationRequest(SamplingFields):
     def ignored_paths(self) -> Iterator[str]:
         path, requested = self.format()
         yield from (f"{path}.{name}" for name in unknown_format_keys(requested))
+
+
+STEP_MAP = "return_step_map"
+SGLANG_STEP_MAPS = "return_step_maps"
+
+
+class StepMapRequest(GenerationRequest):
+    """Request of an API whose answers may have the steps of their tokens."""
+
+    return_step_map: bool | None = optional(_DECLARED[STEP_MAP].help, True)
+    return_step_maps: Annotated[
+        bool | Annotated[list[bool], _FAIL_FAST] | None,
+        _type_error("must be true or false, or a list of one of them"),
+        api_field("SGLang's name of `return_step_map`", True),
+    ] = None
+
+    def set_fields(self) -> dict[str, Any]:
+        """Returns set fields, with SGLang's name of the step map under ours. Raises RequestError if they conflict."""
+        found, asked = super().set_fields(), self.return_step_maps
+        if asked is None:
+            return found
+        values = asked if isinstance(asked, list) else [asked]
+        if len(values) != 1:
+            raise refuse(SGLANG_STEP_MAPS, f"has {len(values)} entries; give true or false for the whole request")
+        if found.setdefault(STEP_MAP, values[0]) != values[0]:
+            raise refuse(SGLANG_STEP_MAPS, f"differs from {STEP_MAP}; give one of them")
+        return found
+
+    def names(self) -> dict[str, str]:
+        return {STEP_MAP: SGLANG_STEP_MAPS} if self.return_step_map is None and self.return_step_maps else {}
 
 
 class SingleChoiceRequest(GenerationRequest):
@@ -296,6 +327,18 @@ class DenoiseStep(TypedDict):
     tokens: Annotated[list[int], api_field("token ids; the mask id at masked positions")]
     masked: Annotated[list[int], api_field("offsets of masked positions from `start`")]
     nfe: Annotated[int, api_field("denoising steps so far")]
+
+
+class StepFields(TypedDict):
+    """Steps of the tokens of an output, if requested."""
+
+    step_map: Annotated[
+        NotRequired[list[int]], api_field("denoising step, from 1, that first unmasked the position of each token")
+    ]
+    last_step_map: Annotated[
+        NotRequired[list[int]], api_field("step of its last change, with algorithms that revise tokens")
+    ]
+    block_starts: Annotated[NotRequired[list[int]], api_field("offset in the tokens at which each block begins")]
 
 
 TOP_LOGPROBS = api_field("most probable tokens of the position in the step that filled it")
