@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
 import numpy as np
 
 from runtime.engine.step_stats import StepStats
-from runtime.request.engine_messages import EngineOutput, EngineStats, TokenLogprobs, TokenSteps
+from runtime.request.engine_messages import MIN_LOGPROB, EngineOutput, EngineStats, TokenLogprobs, TokenSteps
 from runtime.scheduling.grammar_queue import ConstraintError, GrammarQueue, error_message
-from runtime.scheduling.request import MIN_LOGPROB, Request, ScheduledRequest, Status
+from runtime.scheduling.request import LogprobTable, Request, ScheduledRequest, Status
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.step_plan import UNMASKED, BlockResults, SampledBlocks
 from runtime.scheduling.strategy import Strategy
@@ -232,8 +233,20 @@ def make_output(request: Request) -> EngineOutput:
         output.steps = TokenSteps(*steps)
     if request.spec.stream_mode == "denoise":
         output.start, output.tokens, output.masked = request.output.last_step_event
+        if request.candidates is not None:
+            output.candidates, output.confidence = _make_candidates(request.candidates, output.start, output.masked)
     request.output.num_sent_tokens = request.output.num_stable_tokens
     return output
+
+
+def _make_candidates(table: LogprobTable, start: int, masked: list[int]) -> tuple[list[list[int]], list[list[float]]]:
+    """Returns the most probable tokens of the masked positions, and their probabilities, without impossible ones."""
+    end = start + masked[-1] + 1 if masked else start
+    _, ids, values = table.between(start, end)
+    found = [
+        [(id, value) for id, value in zip(ids[at], values[at], strict=True) if value > MIN_LOGPROB] for at in masked
+    ]
+    return [[id for id, _ in each] for each in found], [[math.exp(value) for _, value in each] for each in found]
 
 
 def _make_logprobs(request: Request) -> TokenLogprobs:

@@ -93,6 +93,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     max_repetition_run: int | None = None
     decoding: DecodingParams = DecodingParams()
     logprobs: int | None = None  # number of most probable tokens to return per token; None: no logprobs
+    processed_logprobs: bool = False  # of the distribution that tokens are drawn from; False: of the model
+    stream_candidates: int = 0  # number of most probable tokens per masked position in denoise events
     step_map: BlockLayout | None = None  # blocks of the output, to return the step that wrote each token; None: do not
     forced_token_ids: list[int] = []  # the complete output, for scoring
     forced_tokens_per_step: int = 1
@@ -151,6 +153,9 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     start: int = 0
     tokens: list[int] | None = None  # the mask id where masked; noise, in a family without a mask
     masked: list[int] | None = None  # offsets from start
+    # if requested, of each masked position: the most probable tokens, and their probabilities; none if not computed
+    candidates: list[list[int]] | None = None
+    confidence: list[list[float]] | None = None
     cached_tokens: int | None = None
     queue_seconds: float | None = None
     prefill_seconds: float | None = None  # from the end of queueing to the end of the step with the last prompt tokens

@@ -267,7 +267,10 @@ def denoise_fields(output: EngineOutput, **text: str) -> dict[str, Any]:
     `text`: the value of the field ``text``, which is omitted if not given.
     """
     tokens, masked = output.tokens or [], output.masked or []
-    return {"start": output.start, "tokens": tokens, "masked": masked, **text, "nfe": output.nfe}
+    fields = {"start": output.start, "tokens": tokens, "masked": masked, **text, "nfe": output.nfe}
+    if output.candidates is not None:
+        fields |= {"candidates": output.candidates, "confidence": output.confidence}
+    return fields
 
 
 def denoise_event(completion: CompletionState, output: EngineOutput, text: str) -> dict[str, Any]:

@@ -208,6 +208,8 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
         max_repetition_run=params.max_repetition_run,
         decoding=decoding,
         logprobs=_logprobs(params, decoding, info, at("logprobs"), is_infill=is_infill),
+        processed_logprobs=_processed_logprobs(params, at),
+        stream_candidates=_stream_candidates(params, decoding, info, context.stream_mode, at("stream_candidates")),
         step_map=_step_map(params, decoding, info, at("return_step_map")),
         grammar=(grammar := _grammar(params, decoding, info, at, context.grammar, is_infill=is_infill)),
         structured=_structured_limits(params, info) if grammar else None,
@@ -304,6 +306,25 @@ def _logprobs(
         raise refuse(name, "is not supported for infill; leave it out")
     _check_no_reordering(decoding, info, name)
     return params.logprobs
+
+
+def _processed_logprobs(params: SamplingParams, at: At) -> bool:
+    processed = params.logprobs_mode == "processed"
+    if processed and params.logprobs is None:
+        raise refuse(at("logprobs_mode"), "processed has no effect without logprobs; leave it out, or set them")
+    return processed
+
+
+def _stream_candidates(
+    params: SamplingParams, decoding: DecodingParams, info: EngineInfo, mode: StreamMode, name: str
+) -> int:
+    """Returns `stream_candidates`. Raises RequestError without denoise events, or if tokens move."""
+    if not params.stream_candidates:
+        return 0
+    if mode != "denoise":
+        raise refuse(name, "is only for streams with stream_mode denoise; leave it out")
+    _check_no_reordering(decoding, info, name)
+    return params.stream_candidates
 
 
 def _step_map(params: SamplingParams, decoding: DecodingParams, info: EngineInfo, name: str) -> BlockLayout | None:

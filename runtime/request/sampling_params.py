@@ -146,6 +146,14 @@ class SamplingParams:
         "integer", "return logprobs: of each token, and of this many most probable tokens at its position",
         high=MAX_LOGPROBS, example=1,
     )  # fmt: skip
+    logprobs_mode: str | None = _parameter(
+        "choice", "`raw`: logprobs of the model; `processed`: of the distribution that tokens are drawn from",
+        choices=("raw", "processed"), unset="`raw`", example="raw",
+    )  # fmt: skip
+    stream_candidates: int | None = _parameter(
+        "integer", "`denoise` events have this many most probable tokens of each masked position, with probabilities",
+        high=MAX_LOGPROBS, unset="0", example=2,
+    )  # fmt: skip
     return_step_map: bool = _parameter(
         "flag", "return the denoising step that wrote each token", default=False, unset="`false`", example=True
     )

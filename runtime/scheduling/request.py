@@ -261,6 +261,8 @@ class Request:
         )
         self.logprobs = None if spec.logprobs is None else LogprobTable(size, spec.logprobs)
         self.read: list[list[float]] | None = None
+        candidates = spec.stream_candidates
+        self.candidates = LogprobTable(size, candidates) if candidates else None
         self.step_map = None if spec.step_map is None else self._make_step_map(spec.step_map, size)
         self.constraint: GrammarMatcher | None = None
         self.tool_names: ToolNameMatcher | None = None

@@ -171,7 +171,10 @@ class DenoiseBlocks:
         logits_processors: None without logits processors.
         grammar_blocks, forced_tokens, reads: blocks that no algorithm fills; none of their positions is sampled.
         num_logprobs: [n], number of top tokens whose logprobs the request reads; NO_LOGPROBS: it reads none.
-        tokens: [n, B], the host's copy of the content; None if no request reads logprobs.
+        processed_logprobs: [n], these logprobs are of the distribution that candidates are drawn from. None: of none.
+        num_candidates: [n], number of most probable tokens that the request reads of positions that stay MASKED.
+            None: no request reads any.
+        tokens: [n, B], the host's copy of the content; None if no request reads logprobs or candidates.
         per_request: the same blocks, split by request, for batch-invariant sampling. (): sampled together.
     """
 
@@ -192,8 +195,15 @@ class DenoiseBlocks:
     forced_tokens: tuple[ForcedTokens, ...] = ()
     reads: tuple[BlockRead, ...] = ()
     num_logprobs: Ints | None = None
+    processed_logprobs: Bools | None = None
+    num_candidates: Ints | None = None
     tokens: Ints | None = None
     per_request: tuple[DenoiseBlocks, ...] = ()
+
+    @property
+    def reads_logits(self) -> bool:
+        """Whether a request reads logprobs or candidates, which need the hidden states after the sampling."""
+        return self.num_logprobs is not None or self.num_candidates is not None
 
 
 @dataclass(frozen=True)
@@ -292,7 +302,7 @@ class BlockLogprobs(NamedTuple):
     top_values: Floats
 
 
-LogprobsOf = Callable[[int], BlockLogprobs | None]  # None: the step did not change the block
+LogprobsOf = Callable[[int], BlockLogprobs | None]  # None: the step has none of the block
 
 
 @dataclass(frozen=True)
@@ -313,7 +323,10 @@ class BlockResults:
         history: block -> [B, records, fields], for algorithms that record values.
         soft_tokens: block -> tokens of the soft embeddings of its UNMASKED positions.
         logprobs: returns those of a block, for requests that read them; it waits for the device. None: of no block.
+        candidates: the same for the most probable tokens of positions that stay MASKED.
         reads: block -> logprobs of its `BlockRead`, then the highest of any token, float64 [offsets, ids + 1].
+        allowed: by block and offset, the bitmask of the tokens that a grammar allowed where one was chosen, int32
+            [ceil(vocab / 32)]; None where it allowed no other. Only for requests with processed logprobs.
     """
 
     tokens: Ints
@@ -330,7 +343,9 @@ class BlockResults:
     history: dict[int, Floats]
     soft_tokens: dict[int, SoftTokens]
     logprobs: LogprobsOf | None = None
+    candidates: LogprobsOf | None = None
     reads: dict[int, Floats] = field(default_factory=dict)
+    allowed: dict[tuple[int, int], Ints32 | None] = field(default_factory=dict)
 
 
 # Rows of the array `numbers` [len(COUNTERS), n] of sampled blocks, by their names in BlockResults.

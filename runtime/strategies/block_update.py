@@ -27,6 +27,8 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
         block.numbers.post_edit_steps += 1
     if results.logprobs is not None and request.logprobs is not None:
         request.logprobs.add(block.start, results.logprobs, i)
+    if results.candidates is not None and request.candidates is not None:
+        request.candidates.add(block.start, results.candidates, i)
     if results.remasks[i]:
         remasked = results.remasked[i, :size]
         block.memory.remasked = remasked if block.memory.remasked is None else block.memory.remasked | remasked

@@ -116,6 +116,8 @@ class Canvas(Strategy):
         tokens, state = results.tokens[i, : block.size], results.state[i, : block.size]
         if request.step_map is not None:
             request.step_map.add(block.start, (block.tokens, block.state), (tokens, state), request.nfe)
+        if results.candidates is not None and request.candidates is not None:
+            request.candidates.add(block.start, results.candidates, i)
         block.tokens[:], block.state[:] = tokens, state
         first_eos = block.size if request.spec.ignore_eos else results.first_eos[i]
         block_update.update_generated(request, block, results.masks[i], first_eos)

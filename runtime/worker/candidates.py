@@ -299,7 +299,8 @@ class CandidateSampler:
         self.self_conditioning_fn = self_conditioning_fn
         self.mask_id = config.mask_id
         self.max_token_id = config.max_token_id
-        self.eos_columns = logits_ops.local_columns(torch.tensor(config.eos_ids, dtype=torch.int64, device=device))
+        self.eos_ids = torch.tensor(config.eos_ids, dtype=torch.int64, device=device)
+        self.eos_columns = logits_ops.local_columns(self.eos_ids)
         ids = () if config.edit_tokens is None else (config.edit_tokens.delete, config.edit_tokens.split)
         self.edit_ids = list(ids)
         self.allowed_special = [token for token in ids if token > config.max_token_id]

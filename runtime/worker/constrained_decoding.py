@@ -26,7 +26,7 @@ from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
 from runtime.kernels.bitmask_argmax import mask_logits
 from runtime.kernels.ops import select_kernels
 from runtime.kernels.uniform_numbers import uniform_numbers_reference
-from runtime.scheduling.step_plan import UNMASKED, BlockResults, DenoiseBlocks, GrammarBlock, StateWrite
+from runtime.scheduling.step_plan import UNMASKED, BlockResults, DenoiseBlocks, GrammarBlock, Ints32, StateWrite
 from runtime.worker.candidates import FullLogits
 from runtime.worker.logits_processors import apply_logits_processors, logits_processor_arrays
 
@@ -41,6 +41,7 @@ class GrammarWalk:
         accepted: tokens accepted in this step, from the first masked position on.
         forced: the first token was accepted below the threshold.
         stopped: a token was rejected.
+        bitmasks: the allowed tokens at offsets where one of them was accepted; not at those of forced tokens.
     """
 
     block: GrammarBlock
@@ -48,6 +49,7 @@ class GrammarWalk:
     accepted: list[int] = field(default_factory=list)
     forced: bool = False
     stopped: bool = False
+    bitmasks: dict[int, Ints32] = field(default_factory=dict)
 
     @property
     def position(self) -> int:
@@ -97,19 +99,27 @@ class GrammarWalk:
                 if not (self.is_active and self.accept(token)):
                     break
 
-    def propose(self, token: int, confidence: float) -> None:
-        """Accepts an allowed token if it is the first one of the step or its confidence is above the threshold."""
+    def propose(self, token: int, confidence: float, bitmask: Ints32) -> None:
+        """Accepts a token that `bitmask` allows, if it is the step's first or its confidence exceeds the threshold."""
         if self.accepted and not confidence > self.block.threshold:
             self.stopped = True
             return
         self.forced |= not confidence > self.block.threshold
-        self.accept(token)
+        position = self.position
+        if self.accept(token):
+            self.bitmasks[position] = bitmask
 
 
 class Choice(NamedTuple):
-    """The next token of each block of `walks`, and its probability among the allowed tokens, float64 [2, walks]."""
+    """The next token of each block of `walks`.
+
+    Attributes:
+        bitmask: the allowed tokens, int32 [walks, ceil(vocab / 32)].
+        best: the token and its probability among the allowed ones, float64 [2, walks].
+    """
 
     walks: list[GrammarWalk]
+    bitmask: Ints32
     best: torch.Tensor
 
 
@@ -145,13 +155,18 @@ class ConstrainedDecoding:
         for n, batch in enumerate(self._batches):
             logits, choice = self._begin(batch) if n else self._first
             while choice is not None:
-                for walk, token, confidence in zip(choice.walks, *choice.best.tolist(), strict=True):
-                    walk.propose(int(token), confidence)
+                for walk, allowed, token, confidence in zip(
+                    choice.walks, choice.bitmask, *choice.best.tolist(), strict=True
+                ):
+                    walk.propose(int(token), confidence, allowed)
                     walk.accept_forced()
                 choice = _choose(logits, choice.walks, self._blocks)
         walks = [walk for batch in self._batches for walk in batch]
         for walk in walks:
             _write(walk, results)
+            if self._blocks.processed_logprobs is not None and self._blocks.processed_logprobs[walk.block.block]:
+                i, first = walk.block.block, walk.block.first_masked
+                results.allowed.update({(i, at): walk.bitmasks.get(at) for at in range(first, walk.position)})
         return tuple(_unmasked(self._blocks, w.block.block, w.block.first_masked, w.accepted) for w in walks)
 
 
@@ -183,7 +198,7 @@ def _choose(logits: torch.Tensor, walks: Sequence[GrammarWalk], blocks: DenoiseB
     if not remaining:
         return None
     active, bitmask = [active[i] for i in remaining], np.ascontiguousarray(bitmask[remaining, :mask_size])
-    return Choice(active, _sample_allowed(logits, bitmask, active, blocks))
+    return Choice(active, bitmask, _sample_allowed(logits, bitmask, active, blocks))
 
 
 def _sample_allowed(

@@ -265,7 +265,7 @@ class CudaGraphRunner(ModelRunner):
         else:
             self._launched = [(blocks, padded, {})]  # `wait` has the outputs
             self.stats.count(reason)
-        if blocks.num_logprobs is not None and self.hidden_states is self._static_hidden_states:
+        if blocks.reads_logits and self.hidden_states is self._static_hidden_states:
             assert self.hidden_states is not None
             end = int((blocks.rows + blocks.size).max())
             self.hidden_states = self.hidden_states[:end].clone()  # the next forward may precede the logprobs

@@ -481,7 +481,8 @@ def _plan_blocks(batch: BatchBlocks) -> DenoiseBlocks | None:
     if any(group.algorithm.history_fields for group in groups):
         groups = tuple(replace(group, history=_history(group, blocks, size)) for group in groups)
     shaped = any(request.logits_processors is not None for request in owners)
-    num_logprobs = requested_logprobs(owners)
+    num_logprobs, num_candidates = requested_logprobs(owners), requested_candidates(owners)
+    reads_logits = num_logprobs is not None or num_candidates is not None
     sampling_params = _sampling_params(groups, n)
     noisy = any(group.algorithm.uniform_noise for group in groups)
     return DenoiseBlocks(
@@ -502,7 +503,9 @@ def _plan_blocks(batch: BatchBlocks) -> DenoiseBlocks | None:
         forced_tokens=forced_blocks(owners, blocks) if led else (),
         reads=read_blocks(owners, blocks) if led else (),
         num_logprobs=num_logprobs,
-        tokens=None if num_logprobs is None else _pad_and_stack([block.tokens for block in blocks], size),
+        processed_logprobs=processed_logprobs(owners),
+        num_candidates=num_candidates,
+        tokens=_pad_and_stack([block.tokens for block in blocks], size) if reads_logits else None,
     )
 
 
@@ -685,3 +688,15 @@ def requested_logprobs(owners: Sequence[Request]) -> np.ndarray | None:
     return np.array(
         [NO_LOGPROBS if request.logprobs is None else request.logprobs.num_top for request in owners], dtype=np.int64
     )
+
+
+def processed_logprobs(owners: Sequence[Request]) -> np.ndarray | None:
+    """Returns ``DenoiseBlocks.processed_logprobs``."""
+    found = [request.logprobs is not None and request.spec.processed_logprobs for request in owners]
+    return np.array(found) if any(found) else None
+
+
+def requested_candidates(owners: Sequence[Request]) -> np.ndarray | None:
+    """Returns ``DenoiseBlocks.num_candidates``."""
+    counts = [request.spec.stream_candidates for request in owners]
+    return np.array(counts, dtype=np.int64) if any(counts) else None

@@ -10,8 +10,17 @@ import numpy as np
 import torch
 
 from runtime.algorithms.logits_ops import topk
-from runtime.scheduling.step_plan import MASKED, NO_LOGPROBS, UNMASKED, BlockLogprobs, BlockResults, DenoiseBlocks
+from runtime.scheduling.step_plan import (
+    MASKED,
+    NO_LOGPROBS,
+    UNMASKED,
+    BlockLogprobs,
+    BlockResults,
+    DenoiseBlocks,
+    LogprobsOf,
+)
 from runtime.worker.candidates import FullLogits
+from runtime.worker.processed_logits import processed_logprobs
 
 
 class StepLogprobs:
@@ -48,31 +57,55 @@ class StepLogprobs:
 
 
 @torch.inference_mode()
-def compute_logprobs(full_logits: FullLogits, blocks: DenoiseBlocks, results: BlockResults) -> StepLogprobs | None:
-    """Returns logprobs of all positions that the step unmasked or changed, for requests with logprobs.
+def compute_logprobs(
+    full_logits: FullLogits, blocks: DenoiseBlocks, results: BlockResults
+) -> tuple[LogprobsOf | None, LogprobsOf | None]:
+    """Returns logprobs of the positions that the step unmasked or changed, and of candidates where it left a mask.
 
-    They are logprobs of the model's distribution without forbidden ids. Logits processors, temperature and algorithms
-    do not change them.
+    Logprobs are those of the model's distribution without forbidden ids, or as requested of the distribution that
+    candidates are drawn from. Those of candidates are always of the latter.
     """
-    assert blocks.num_logprobs is not None
     assert blocks.tokens is not None
-    requested = np.flatnonzero(blocks.num_logprobs > NO_LOGPROBS)
     size = blocks.state.shape[1]  # a captured step may have larger blocks
-    before, after = blocks.state[requested], results.state[requested, :size]
-    updated = (after == UNMASKED) & (
-        (before == MASKED) | (blocks.tokens[requested] != results.tokens[requested, :size])
-    )
-    which, at = np.nonzero(updated)
-    block = requested[which]
+    tokens, after = results.tokens[:, :size], results.state[:, :size]
+    logprobs = candidates = None
+    if blocks.num_logprobs is not None:
+        updated = (after == UNMASKED) & ((blocks.state == MASKED) | (blocks.tokens != tokens))
+        updated[blocks.num_logprobs == NO_LOGPROBS] = False
+        processed = np.zeros(len(after), np.bool_) if blocks.processed_logprobs is None else blocks.processed_logprobs
+        logprobs = _compute(full_logits, blocks, results, updated, blocks.num_logprobs, processed)
+    if blocks.num_candidates is not None:
+        masked = (after == MASKED) & (blocks.num_candidates > 0)[:, None]
+        processed = np.ones(len(after), np.bool_)
+        candidates = _compute(full_logits, blocks, results, masked, blocks.num_candidates, processed)
+    return logprobs, candidates
+
+
+def _compute(
+    full_logits: FullLogits, blocks: DenoiseBlocks, results: BlockResults, positions: np.ndarray, num_top: np.ndarray,
+    processed: np.ndarray,
+) -> LogprobsOf | None:  # fmt: skip
+    """Returns the logprobs of the tokens at `positions`, and of the most probable tokens there; None if there are none.
+
+    Args:
+        positions: bool [n, B].
+        num_top: int64 [n], number of most probable tokens.
+        processed: bool [n], the logprobs are those of the distribution that candidates are drawn from.
+    """
+    block, at = np.nonzero(positions)
     if not len(block):
         return None
-    num_top = int(blocks.num_logprobs[block].max())
-    rows, tokens = blocks.rows[block] + at, results.tokens[block, at]
-    parts = [
-        _logprobs_of(full_logits.rows(rows[start:end]), tokens[start:end], num_top)
-        for start, end in _chunks(block, full_logits)
-    ]
-    return StepLogprobs(block, at, parts)
+    rows, tokens, count, parts = blocks.rows[block] + at, results.tokens[block, at], int(num_top[block].max()), []
+    for start, end in _chunks(block, full_logits):
+        logits, here = full_logits.rows(rows[start:end]), slice(start, end)
+        changed = np.flatnonzero(processed[block[here]])
+        if len(changed):
+            index = torch.from_numpy(changed).to(logits.device)
+            where = block[here][changed], at[here][changed]
+            eos_ids = full_logits.candidates.eos_ids
+            logits[index] = processed_logprobs(logits[index], blocks, results, *where, eos_ids)
+        parts.append(_logprobs_of(logits, tokens[here], count))
+    return StepLogprobs(block, at, parts).of
 
 
 @torch.inference_mode()

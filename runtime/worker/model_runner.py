@@ -304,18 +304,18 @@ class ModelRunner:
         self._launched, self.hidden_states = [], None  # frees device memory
         if self.model_step.logits_ops.is_sharded and self.notify_ranks is None:
             self.last_logits = self._full_logits(hidden_states)  # rank 0 sends the rows to compute
-        elif blocks.reads or blocks.num_logprobs is not None:
+        elif blocks.reads or blocks.reads_logits:
             results = self._add_logprobs(blocks, hidden_states, results)
         return results
 
-    def _add_logprobs(
-        self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults
-    ) -> BlockResults:
+    def _add_logprobs(self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults) -> BlockResults:
         full_logits = self._full_logits(hidden_states)
         if blocks.reads:
             results = replace(results, reads=compute_reads(full_logits, blocks))
-        logprobs = None if blocks.num_logprobs is None else compute_logprobs(full_logits, blocks, results)
-        return results if logprobs is None else replace(results, logprobs=logprobs.of)
+        if blocks.reads_logits:
+            logprobs, candidates = compute_logprobs(full_logits, blocks, results)
+            results = replace(results, logprobs=logprobs, candidates=candidates)
+        return results
 
     def _begin_constraints(self) -> None:
         """Begins with the blocks that have a grammar, behind the sampling of the others."""

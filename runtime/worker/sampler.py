@@ -67,7 +67,7 @@ class Sampler:
         device: torch.device | str = "cpu", self_conditioning_fn: SelfConditioningFn | None = None,
     ) -> None:  # fmt: skip
         self.candidates = CandidateSampler(lm_head, config, device, self_conditioning_fn)
-        self.eos_ids = torch.tensor(config.eos_ids, dtype=torch.int64, device=device)
+        self.eos_ids = self.candidates.eos_ids
         self.get_algorithm = algorithms_with_edit_tokens(config.edit_tokens)
         self.vocab_size = config.vocab_size
         self.uniform_numbers = select_kernels(torch.device(device), torch.float32).uniform_numbers

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from tests.oracle.block import Shape as OracleShape
 from tests.oracle.decode import LogitsOf, Result, decode
 from tests.oracle.dmax import Model as Embedded
 from tests.oracle.dmax import decode_dmax
+from tests.oracle.draws import Choice, choose
 from tests.oracle.full import decode_full
 from tests.oracle.insert_delete import UnclearError
 from tests.oracle.masks import block_causal_ends, prefix_causal_ends, prefix_full_ends
@@ -100,6 +102,8 @@ class Ask:
     owner: str = ""
     alone: bool = False
     step_map: bool = False
+    processed: bool = False  # its logprobs
+    candidates: int = 0
 
     @property
     def pinned_by_offset(self) -> dict[int, int]:
@@ -251,6 +255,7 @@ def spec_of(id: str, ask: Ask, blocks: BlockLayout | None = None) -> RequestSpec
         decoding=DecodingParams(algorithm=p.algorithm, values=decoding_of(p) | others, total_steps=p.total_steps,
                                 force_single_batch=ask.alone),
         pinned_tokens=ask.pinned_by_offset, logprobs=ask.logprobs, step_map=blocks, cache_salt=ask.salt,
+        processed_logprobs=ask.processed, stream_candidates=ask.candidates if ask.report == "denoise" else 0,
         parent_id=ask.group, tenant=ask.owner, stream_mode=ask.report,  # type: ignore[arg-type]
     )  # fmt: skip
 
@@ -307,6 +312,70 @@ def check_received(received: Received, result: Result, report: str, *, complete:
         last = outputs[-1]
         assert (received.tokens, last.nfe, last.finish_reason) == (result.tokens, result.nfe, result.finish_reason)
         assert last.eos == (result.finish_reason == "stop")
+
+
+Distributions = dict[tuple[int, int], np.ndarray]  # by position and number of earlier steps
+
+
+def distributions(setup: Setup, ask: Ask, logits_of: LogitsOf | None) -> Distributions:
+    """Returns the probabilities from which the oracle draws the candidate of each masked position in each step."""
+    logits_of = logits_of or hash_logits(setup.vocab, lambda length: setup.ends(len(ask.prompt), length))
+    found: Distributions = {}
+
+    def watched(*args: Any) -> Choice:
+        choice = choose(*args)
+        assert choice.probs is not None
+        found[args[5], args[6]] = choice.probs
+        return choice
+
+    with patch("tests.oracle.block.choose", watched):
+        decode(logits_of, ask.prompt, ask.params, setup.oracle, ask.pinned_by_offset)
+    return found
+
+
+def best_tokens(probs: np.ndarray, count: int) -> list[int]:
+    return [id for id in sorted(range(len(probs)), key=lambda id: (-probs[id], id))[:count] if probs[id] > 0]
+
+
+def check_candidates(received: Received, result: Result, ask: Ask, drawn: Distributions) -> None:
+    """Asserts that denoise events have the candidates of masked positions, and their probabilities."""
+    for output, event in zip(received.outputs, result.events, strict=False):
+        assert output.candidates is not None
+        assert output.confidence is not None
+        for offset, ids, values in zip(event.masked, output.candidates, output.confidence, strict=True):
+            probs = drawn.get((event.start + offset, event.nfe - 1))
+            if probs is None:  # masked again in this step, or not sampled in it
+                assert ask.params.revises or not ids
+                continue
+            assert ids == best_tokens(probs, ask.candidates)
+            np.testing.assert_allclose(values, probs[ids], atol=1e-9)
+
+
+def check_processed(received: Received, result: Result, ask: Ask, drawn: Distributions) -> None:
+    """Asserts that the log-probabilities are those of the distributions that the tokens were drawn from."""
+    last = last_steps(result, ask)
+    values = [value for output in received.outputs for value in output.logprobs.values]
+    tops = [pair for output in received.outputs for pair in zip(output.logprobs.ids, output.logprobs.tops, strict=True)]
+    for at, (token, value, top) in enumerate(zip(received.tokens, values, tops, strict=False), len(ask.prompt)):
+        if (at, last.get(at, 0) - 1) in drawn:  # otherwise it is pinned, or was edited
+            probs = drawn[at, last[at] - 1]
+            np.testing.assert_allclose(np.exp(value), probs[token], atol=1e-9)
+            best = best_tokens(probs, ask.logprobs or 0)
+            assert [id for id, other in zip(*top, strict=True) if other > -9999] == best
+            np.testing.assert_allclose(np.exp(top[1][: len(best)]), probs[best], atol=1e-9)
+
+
+def last_steps(result: Result, ask: Ask) -> dict[int, int]:
+    """Returns the step of the last change of each position."""
+    last: dict[int, int] = {}
+    shown: dict[int, tuple[int, bool]] = {}
+    for event in result.events:
+        for at, token in enumerate(event.tokens, event.start):
+            content = token, at - event.start in event.masked
+            if content != shown.get(at, (token, True)) and not content[1] and at >= len(ask.prompt):
+                last[at] = event.nfe
+            shown[at] = content
+    return last
 
 
 def check_logprobs(received: Received, setup: Setup, ask: Ask, logits_of: LogitsOf | None) -> None:
@@ -571,8 +640,15 @@ class Run:
             check_received(self.received[id], result, ask.report, complete=self.received[id].ended)
             if ask.step_map:
                 check_step_map(self.received[id], result, self.setup, ask)
-            if ask.logprobs is not None:
+            drawn: Distributions = {}
+            if self.setup.strategy in ("multi_bd", "d2f") and (ask.processed or ask.candidates):
+                drawn = distributions(self.setup, ask, self.logits_of)
+            if ask.processed and ask.logprobs is not None:
+                check_processed(self.received[id], result, ask, drawn)
+            elif ask.logprobs is not None:
                 check_logprobs(self.received[id], self.setup, ask, self.logits_of)
+            if ask.candidates and ask.report == "denoise" and drawn:
+                check_candidates(self.received[id], result, ask, drawn)
 
     def finish(self, *asks: Ask) -> Self:
         """Adds requests, runs the engine to the end, and asserts that all outputs equal the oracle's."""

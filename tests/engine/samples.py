@@ -179,7 +179,8 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
         p = replace(p, algorithm="edit", total_steps=None, **editing)
     moves = bool(setup.orders) and p.algorithm == "edit"  # tokens to other positions
     return Ask(
-        prompt=tuple(prompt), params=p, step_map=not moves and draw(st.booleans()),
+        prompt=tuple(prompt), params=p, step_map=not moves and draw(st.booleans()), processed=draw(st.booleans()),
+        candidates=0 if moves else draw(st.sampled_from([0, 0, 1, 3, 20])),
         pinned=tuple(draw(st.one_of(st.just({}), st.just({}), some, run, everything)).items()),
         report=draw(st.sampled_from(["final", "stable", "denoise", "denoise"])),
         logprobs=draw(st.sampled_from([None, None, 0, 3, 20])), salt=draw(st.sampled_from(["", "", "other"])),

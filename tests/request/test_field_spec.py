@@ -20,8 +20,8 @@ from runtime.strategies.registry import make_strategy, strategies
 from tests.request.test_sampling_params import INFO, refused, spec
 
 TYPES = {
-    "integer": {int}, "number": {float}, "flag": {bool}, "text": {str}, "texts": {str, Sequence}, "ids": {Sequence},
-    "object": {Mapping},
+    "integer": {int}, "number": {float}, "flag": {bool}, "text": {str}, "choice": {str}, "texts": {str, Sequence},
+    "ids": {Sequence}, "object": {Mapping},
 }  # fmt: skip
 BOUNDED = [field for field in PARAMETERS if field.kind in ("integer", "number") and not field.stands_for]
 

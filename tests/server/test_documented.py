@@ -46,6 +46,8 @@ STREAMS = [
     ("server", CHAT, {"messages": ASK, **SHORT, "stream_mode": "denoise"}),
     ("server", "/v1/completions", {"prompt": "a", **SHORT, "stream_options": {"include_usage": True}}),
     ("server", "/generate", {"prompt": "a b", **SHORT, "stream_mode": "block_append"}),
+    ("server", "/generate", {"prompt": "a b", **SHORT, "stream_candidates": 2}),
+    ("server", CHAT, {"messages": ASK, **SHORT, "stream_mode": "denoise", "stream_candidates": 2}),
 ]
 SMALL: list[tuple[str, str, Any, int]] = [
     ("GET", "/health", None, 200), ("GET", "/ready", None, 200), ("GET", "/startup", None, 200),

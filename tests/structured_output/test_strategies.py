@@ -8,6 +8,7 @@ from typing import Any
 
 import llguidance
 import msgspec
+import numpy as np
 import pytest
 
 from runtime.engine.engine import Engine
@@ -190,7 +191,7 @@ def test_text_after_a_name_is_not_that_of_its_grammar() -> None:
     walk = GrammarWalk(GrammarBlock(0, 0, 8, 20, 0.1, matcher.partial_at(matcher.matcher)), 0)
     for token in (4, 9):
         assert walk.is_active
-        walk.propose(token, 1.0)
+        walk.propose(token, 1.0, np.zeros(1, np.int32))
     assert not walk.is_active
     assert walk.accepted == [4, 9]
 

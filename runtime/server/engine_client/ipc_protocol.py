@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from runtime.config import EngineConfig, ServerConfig
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
-VERSION = 14  # version of the protocol; increased if a struct or its meaning changes
+VERSION = 15  # version of the protocol; increased if a struct or its meaning changes
 
 PING_SECONDS = 1.0  # interval of `Ping`; an idle backend replies to each with `Stats`
 BUSY_STATS_SECONDS = 0.25  # interval of `Stats` while a backend runs steps

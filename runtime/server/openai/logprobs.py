@@ -54,6 +54,8 @@ def parse_echo(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> P
     scores = bool(body.echo) and body.set_fields().get("logprobs") is not None
     if body.prompt_logprobs_stride is not None and not scores:
         raise refuse("prompt_logprobs_stride", "only with echo true and logprobs; leave it out")
+    if scores and body.set_fields().get("logprobs_mode") == "processed":
+        raise refuse("logprobs_mode", "processed does not go with echo, as no token of a prompt is drawn; leave it out")
     if not body.echo:
         return None
     if body.suffix:

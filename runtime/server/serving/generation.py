@@ -234,6 +234,7 @@ class SingleChoiceRequest(GenerationRequest):
     logprobs: Annotated[Any, UnsupportedField()] = None
     top_logprobs: Annotated[Any, UnsupportedField(0)] = None
     stream_mode: Annotated[Any, UnsupportedField("block_append")] = None  # which its streams are
+    stream_candidates: Annotated[Any, UnsupportedField(0)] = None
 
     stream_fields: ClassVar[tuple[str, ...]] = ("stream_options",)
 
@@ -327,6 +328,11 @@ class DenoiseStep(TypedDict):
     tokens: Annotated[list[int], api_field("token ids; the mask id at masked positions")]
     masked: Annotated[list[int], api_field("offsets of masked positions from `start`")]
     nfe: Annotated[int, api_field("denoising steps so far")]
+    candidates: Annotated[
+        NotRequired[list[list[int]]],
+        api_field("with `stream_candidates`: most probable tokens of each position of `masked`; none if not computed"),
+    ]
+    confidence: Annotated[NotRequired[list[list[float]]], api_field("probabilities of the `candidates`")]
 
 
 class StepFields(TypedDict):

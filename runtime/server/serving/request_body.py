@@ -79,7 +79,7 @@ class UnsupportedField:
 
     def check(self, value: Any) -> Any:
         if any(type(neutral) is int for neutral in self.neutral):
-            value = from_text(value)
+            value = integral(from_text(value))
         # a bool equals an int in Python, so the types count too
         if value is not None and not any(
             value == v and isinstance(value, bool) == isinstance(v, bool) for v in self.neutral
