@@ -60,6 +60,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", help="default: float32 on the CPU, bfloat16 on CUDA")
     parser.add_argument("--plugin", action="append", default=[], metavar="FILE.py", help="plugin to load, repeatable")
     parser.add_argument("--quantization", help="format of linear layers and experts: fp8, int8, int4, nvfp4")
+    parser.add_argument("--decoding-strategy", metavar="STRATEGY", help="default: that of the family")
+    parser.add_argument("--sampling-mode", choices=("naive", "edit"), help="as of the server; dmax needs edit")
     parser.add_argument("--batch", type=int, default=32, help="requests per batch; default: 32")
     parser.add_argument(
         "--prompts", type=Path, default=HELD_OUT, metavar="FILE",
@@ -93,10 +95,9 @@ def open_llm(args: argparse.Namespace, batch: int) -> Any:
     """Returns an `LLM` that decodes `batch` requests at a time."""
     from runtime import LLM
 
-    named = {"device": args.device, "dtype": args.dtype, "quantization": args.quantization}
-    return LLM(
-        model=args.model, plugin=args.plugin, max_num_reqs=batch, **{k: v for k, v in named.items() if v is not None}
-    )
+    names = ("device", "dtype", "quantization", "decoding_strategy", "sampling_mode")
+    named = {name: value for name in names if (value := getattr(args, name)) is not None}
+    return LLM(model=args.model, plugin=args.plugin, max_num_reqs=batch, **named)
 
 
 def run_task(

@@ -64,10 +64,11 @@ def _evaluate(args: argparse.Namespace) -> int:
     tasks = chosen_tasks(args)
     load_plugins(args.plugin)
     decoding: dict[str, Any] = {} if args.algorithm is None else {"algorithm": args.algorithm}
-    if args.mode or args.algorithm is None or _has_modes(args.algorithm):
-        decoding["mode"] = args.mode or "quality"
-    decoding |= field_values(args.set)
+    values = field_values(args.set)
     with open_llm(args, args.batch) as llm:
+        if args.mode or _has_modes(args.algorithm or llm.info.default_algorithm):
+            decoding["mode"] = args.mode or "quality"
+        decoding |= values
         results = run_tasks(llm, tasks, args, decoding, f"batch {args.batch}")
     console = Console()
     console.print(_table(results, f"{args.n or 'all'} held-out prompts per task, {decoding}, batch {args.batch}"))

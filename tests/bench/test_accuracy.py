@@ -39,6 +39,8 @@ class Oracle:
         spoil: Every answer with a number divisible by this is wrong. 0: none is.
     """
 
+    info = SimpleNamespace(default_algorithm="threshold")
+
     def __init__(self, spoil: int = 0) -> None:
         self.spoil, self.asked, self.seen = spoil, [], []
 
@@ -270,3 +272,15 @@ def test_curves_are_per_algorithm_or_per_task_if_there_is_one_algorithm() -> Non
         ("a", [(2.5, 80.0), (100 / 15, 50.0)], ["", ""]),
         ("b", [(10.0, 100.0), (10.0, 100.0)], ["", ""]),
     ]
+
+
+@pytest.mark.parametrize("tool", ["eval", "sweep"])
+def test_the_strategy_of_the_server_can_be_chosen(tmp_path, tool):
+    few = ["--device", "cpu", "--tasks", "add", "--n", "1", "--json", str(tmp_path / "figures.json")]
+    assert bench.main([tool, *few, "--decoding-strategy", "dmax", "--sampling-mode", "edit"]) == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    if tool == "sweep":
+        assert [each["algorithm"] for each in figures["algorithms"]] == ["dmax"]
+    else:
+        assert figures["decoding"] == {}
+    assert bench.main([tool, *few, "--decoding-strategy", "diffusion_gemma"]) == 1
