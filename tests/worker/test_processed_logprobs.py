@@ -53,6 +53,13 @@ def test_raw_logprobs_do_not_change_with_the_mode_of_another_request(llm: LLM) -
     assert [found.logprob for found in other.logprobs or ()] != [found.logprob for found in alone.logprobs or ()]
 
 
+def test_rollouts_of_a_group_differ_and_repeat_with_their_seed(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, temperature=1.0, n=16, seed=5, ignore_eos=True, return_step_map=True)
+    first, second = ([(one.token_ids, one.step_map) for one in llm.generate(["Anna"], params)[0].choices] for _ in "ab")
+    assert first == second
+    assert len({tuple(ids) for ids, _ in first}) == 16
+
+
 @pytest.mark.parametrize("buffer", [1, 3])
 def test_an_answer_can_be_replayed_by_its_step_map(buffer: int) -> None:
     """In a naive model: each token is the argmax, and has its log-probability, where earlier steps are unmasked."""
