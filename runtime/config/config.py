@@ -199,6 +199,7 @@ class EngineConfig:
     token_merge_weight: float | None = _decoding(
         "weight of the added mixture (iter_smooth_topk); default: 1", low=0, high=100
     )
+    full_canvas: bool | None = _decoding("all canvases have canvas_length positions, also the last one; default: false")
     diffusion_gemma_max_steps: int | None = _decoding(
         "maximum number of steps per canvas; default: 48", low=1, high=4096
     )

@@ -79,7 +79,7 @@ class Engine:
             raise ValueError(f"request id {spec.id!r} is in use")
         if spec.adapter and not self.lora_manager.is_available(spec.adapter):
             raise AdapterNotLoadedError(f"adapter {spec.adapter!r} is not loaded")
-        size = self.strategy.total_len(len(spec.prompt), spec.max_tokens)
+        size = self.strategy.total_len(len(spec.prompt), spec.max_tokens, spec.decoding.values)
         if size > max_request_len(self.strategy, self.info.max_model_len):
             raise ValueError(f"the request is longer than max_model_len {self.info.max_model_len} of this replica")
         request = Request(

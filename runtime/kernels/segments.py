@@ -39,7 +39,8 @@ class Segment(NamedTuple):
         lora_slot: -1: base model.
         first_token: entry of the token of the first row in the table of tokens; the others follow it. -1: the table has
             the tokens of `slot`.
-        conditioned: 1: rows from `editable_start` on, which are one block, have the self-conditioning of `slot`.
+        conditioned: rows from `editable_start` on, which are one block, have the self-conditioning of `slot`. Each slot
+            has so many of them. 0: they have none.
     """
 
     slot: int
@@ -138,7 +139,7 @@ def expand_segments_reference(
     block_end = origin + torch.where(position < origin, 0, (position - origin) // size.clamp(min=1) + 1) * size
     visible_end = torch.where(position < own[:, CAUSAL_END], position + 1, block_end).minimum(own[:, VISIBLE_LIMIT])
     is_editable = ~padding & (position >= own[:, EDITABLE_START])
-    conditioning = own[:, SLOT] * size + position - own[:, EDITABLE_START]
+    conditioning = own[:, SLOT] * own[:, CONDITIONED] + position - own[:, EDITABLE_START]
     own_entry = 1 + own[:, SLOT] * tables.max_len + own[:, START]
     entry = torch.where(own[:, FIRST_TOKEN] < 0, own_entry, own[:, FIRST_TOKEN]) + offset
     pieces = -(-counts // tile_rows)
@@ -206,7 +207,7 @@ def _expand_segments(
         tl.store(visible_end_ptr + row, tl.where(padding, 1, visible_end), mask=inside)
         tl.store(window_pos_ptr + row, tl.minimum(position, window_end).to(tl.int64), mask=inside)
         is_editable = (padding == 0) & (position >= editable_start)
-        conditioning = slot.to(tl.int64) * block_size + position - editable_start
+        conditioning = slot.to(tl.int64) * conditioned + position - editable_start
         tl.store(is_editable_ptr + row, is_editable, mask=inside)
         tl.store(conditioning_ptr + row, tl.where(is_editable & (conditioned > 0), conditioning, -1), mask=inside)
         tl.store(lora_slots_ptr + row, tl.where(padding, -1, lora_slot + offset * 0), mask=inside)

@@ -15,6 +15,8 @@ Value = float | int | bool | str
 Kind = Literal["number", "integer", "flag", "choice", "text", "texts", "ids", "object"]
 
 BLOCK_LENGTH = "block_length"  # field of a strategy: block size of the request
+# Fields of a strategy: the sizes of canvases (``BlockLayout``)
+CANVAS_LENGTH, MIN_CANVAS_LENGTH, FULL_CANVAS = "canvas_length", "min_canvas_length", "full_canvas"
 SUB_BLOCK = "sub_block_size"  # field of a strategy: size of sub-blocks, which have steps of their own
 
 
@@ -30,6 +32,7 @@ class Limits:
             For ids: the maximum number of ids.
         above_low: the lower bound is exclusive.
         divides: the integer must divide this number.
+        multiple_of: the integer must be a multiple of this number.
         choices: values of a choice.
     """
 
@@ -38,6 +41,7 @@ class Limits:
     high: float | None = None
     above_low: bool = False
     divides: int | None = None
+    multiple_of: int = 1
     choices: tuple[str, ...] = ()
 
 

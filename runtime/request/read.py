@@ -7,12 +7,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runtime.request.block_layout import CANVAS_UNIT
 from runtime.request.engine_messages import DecodingParams, EngineInfo, RequestSpec
-from runtime.request.field_spec import BLOCK_LENGTH, SUB_BLOCK
+from runtime.request.field_spec import BLOCK_LENGTH, CANVAS_LENGTH, FULL_CANVAS, SUB_BLOCK
 from runtime.request.resolve import SCORING_VALUES, TOO_LONG, RequestContext, check_pages
 from runtime.request.validation import refuse
-
-CANVAS_STEP = 16  # the canvas of a read has a multiple of so many positions, as no shorter one was trained or tried
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def canvas_size(length: int, info: EngineInfo) -> int:
     if info.mask_token_id is not None:
         return length
     behind = length + 1 + (length > 1)  # the end of the turn, and a pad behind several lines
-    return min(-(-behind // CANVAS_STEP) * CANVAS_STEP, info.block_size)
+    return min(-(-behind // CANVAS_UNIT) * CANVAS_UNIT, info.block_size)
 
 
 def read_spec(
@@ -66,10 +65,10 @@ def read_spec(
     if len(prompt) + size > info.max_model_len:
         why = f"its prompt has {len(prompt)} tokens and its answer {size}; the model's length is {info.max_model_len}"
         raise refuse(param, f"{why}: shorten the state or the question", code=TOO_LONG)
-    check_pages(info.block_layout.total_len(len(prompt), size), info, param)
     values = info.defaults().values  # the algorithm runs no step, so any will do
-    every = SCORING_VALUES | {BLOCK_LENGTH: size, SUB_BLOCK: info.block_size}
+    every = SCORING_VALUES | {BLOCK_LENGTH: size, SUB_BLOCK: info.block_size, CANVAS_LENGTH: size, FULL_CANVAS: True}
     values |= {name: value for name, value in every.items() if name in values}
+    check_pages(info.block_layout.of_request(values).total_len(len(prompt), size), info, param)
     behind = [template.end, *[template.pad] * size][: size - len(template.tokens)]
     pinned = {at: token for at, token in enumerate([*template.tokens, *behind]) if token is not None}
     # noise depends on the prompt alone, so that repeated requests have the same answer

@@ -175,7 +175,6 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
     ids = check_prompt(prompt, info, param=at("prompt"))
     check_fields(params, at)
     max_tokens = _max_tokens(params.max_tokens, len(ids), info, context.default_max_tokens, at("max_tokens"))
-    check_pages(info.block_layout.total_len(len(ids), max_tokens), info, at("max_tokens"))
     temperature = info.temperature if params.temperature is None else float(params.temperature)
     top_k = info.top_k if params.top_k is None else params.top_k
     seed = secrets.randbits(63) if params.seed in (None, RANDOM_SEED) else params.seed
@@ -185,6 +184,8 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
     decoding = resolve_decoding(
         params, _with_grammar_algorithm(info, params) if has_grammar else info, len(ids), max_tokens, at("decoding")
     )
+    positions = info.block_layout.of_request(decoding.values).total_len(len(ids), max_tokens)
+    check_pages(positions, info, at("max_tokens"))
     tool_names = None
     if is_infill:
         decoding = _with_suppress_eos(decoding, params, "logits")

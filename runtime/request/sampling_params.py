@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.request.field_spec import Kind, Limits
+from runtime.request.field_spec import CANVAS_LENGTH, FULL_CANVAS, MIN_CANVAS_LENGTH, Kind, Limits
 from runtime.request.validation import check_declared, refuse
 
 MAX_STOPS, MAX_STOP_CHARS, MAX_CHOICES = 32, 1024, 128
@@ -165,6 +165,15 @@ class SamplingParams:
         "integer", "steps of all blocks of the output, divided evenly", low=1, high=MAX_COUNT, example=16
     )
     block_length: int | None = _parameter("integer", "tokens per block", stands_for="block_length", example=32)
+    diffusion_max_canvas_length: int | None = _parameter(
+        "integer", "maximum positions of a canvas", stands_for=CANVAS_LENGTH, example=64
+    )
+    diffusion_min_canvas_length: int | None = _parameter(
+        "integer", "minimum positions of a canvas", stands_for=MIN_CANVAS_LENGTH, example=64
+    )
+    diffusion_full_canvas: bool | None = _parameter(
+        "flag", "all canvases have the maximum length", stands_for=FULL_CANVAS, example=True
+    )
     use_local_leap: bool | None = _parameter("flag", "the algorithm is `local_leap`", unset="`false`", example=False)
     local_leap_anchor_threshold: float | None = _parameter(
         "number", "confidence of anchors", stands_for="local_leap.anchor", example=0.9

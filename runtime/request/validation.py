@@ -82,6 +82,8 @@ def check_declared(param: str, value: object, limits: Limits) -> Value:
         count = integer(param, value, int(limits.low), 2**31 if limits.high is None else int(limits.high))
         if limits.divides is not None and limits.divides % count:
             raise refuse(param, f"{count} does not divide {limits.divides}")
+        if count % limits.multiple_of:
+            raise refuse(param, f"{count} is no multiple of {limits.multiple_of}")
         return count
     if limits.kind == "choice":
         return choice(param, value, limits.choices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from runtime.errors import ConfigError
@@ -13,6 +14,7 @@ from runtime.request.field_spec import Field, Value
 from runtime.scheduling.request import Block, ForwardSpan, Request, Successors
 from runtime.scheduling.step_plan import BlockResults
 
+NO_VALUES: Mapping[str, Value] = MappingProxyType({})
 LENGTH_STEP = 256  # tokens; a max_model_len that memory limits is a multiple of it
 
 
@@ -67,6 +69,7 @@ class Strategy:
         default_max_tokens: `max_tokens` of requests that set none. None: the default of the route.
         uniform_noise: open blocks contain noise instead of masks.
         supports_grammar: unmasked tokens stay, and constrained decoding can unmask from left to right.
+        short_blocks: sizes below that of `block_layout` for which CUDA graphs are captured too, ascending.
         shared_window: all open rows have the sliding window of the first one
             (docs/research/decoding-rules.md#sliding-windows).
     """
@@ -81,15 +84,20 @@ class Strategy:
     default_max_tokens: int | None = None
     uniform_noise = False
     supports_grammar = True
+    short_blocks: tuple[int, ...] = ()
     shared_window = False
 
     def max_rows(self) -> int:
         """Returns the maximum rows per step of one request. At startup, a lower token budget is rejected."""
         raise NotImplementedError
 
-    def total_len(self, prompt_len: int, max_tokens: int) -> int:
-        """Returns the number of positions of a request: the prompt, and the output including its last block."""
-        return self.block_layout.total_len(prompt_len, max_tokens)
+    def total_len(self, prompt_len: int, max_tokens: int, values: Mapping[str, Value] = NO_VALUES) -> int:
+        """Returns the number of positions of a request: the prompt, and the output including its last block.
+
+        Args:
+            values: those of ``decoding``. Without them it is the largest number of all requests.
+        """
+        return self.block_layout.of_request(values).total_len(prompt_len, max_tokens)
 
     def initial_final_len(self, prompt_len: int) -> int:
         """Returns the initial `num_final_tokens` of a request.

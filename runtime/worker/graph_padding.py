@@ -28,6 +28,7 @@ MIN_LARGE_FILL = 15 / 16  # sizes above `max_tokens` are so dense that a step fi
 # SAMPLED_ROWS_STEPS and rounded up to a multiple of SAMPLED_ROWS_MULTIPLE.
 SAMPLED_ROWS_MULTIPLE = 16
 SAMPLED_ROWS_STEPS = 8
+SHORT_TILE_ROWS = 64  # tile height for short blocks
 MIN_HISTORY_LEN = 8  # smallest padded history of an algorithm
 
 Views = dict[str, npt.NDArray[Any]]
@@ -60,6 +61,7 @@ class CaptureSizes:
         eager_lora_modules: modules that prevent capture if adapters change them.
         self_conditioned: the model uses self-conditioning.
         max_prefill_tokens: rows of the largest forward, if that is more.
+        short_blocks: sizes below `block_size` that blocks of requests may have too, ascending multiples of the first.
     """
 
     block_size: int
@@ -72,21 +74,31 @@ class CaptureSizes:
     eager_lora_modules: int = 0
     max_prefill_tokens: int = 0
     self_conditioned: bool = False
+    short_blocks: tuple[int, ...] = ()
+
+    @property
+    def unit(self) -> int:
+        """Positions of the smallest block."""
+        return self.block_sizes[0]
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        return *self.short_blocks, self.block_size
 
     @cached_property
-    def blocks(self) -> list[int]:
-        """Sizes of forwards, in blocks."""
+    def rows(self) -> list[int]:
+        """Rows of forwards."""
         sizes, large = capture_batch_sizes(max(self.max_tokens // self.block_size, 1)), []
         size = self.max_prefill_tokens // self.block_size
         while size > sizes[-1]:
             large.append(size)
             size = int(size * MIN_LARGE_FILL)
-        return sizes + large[::-1]
+        return [*self.short_blocks, *(size * self.block_size for size in sizes + large[::-1])]
 
     @cached_property
     def _sample_sizes(self) -> list[int]:
         """Sizes of sampling, in blocks. A step may sample all its blocks."""
-        return capture_batch_sizes(self.blocks[-1])
+        return capture_batch_sizes(self.rows[-1] // self.unit)
 
     @cached_property
     def sampled_blocks(self) -> list[int]:
@@ -97,16 +109,19 @@ class CaptureSizes:
 
     @cached_property
     def tiles(self) -> list[int]:
-        """Tile heights: for steps with one block per request, with two (denoised and committed), and for all others."""
-        return sorted({min(rows, MAX_TILE_ROWS) for rows in (self.block_size, 2 * self.block_size, MAX_TILE_ROWS)})
+        """Tile heights: for steps with one block per request, with two (denoised and committed), with short blocks,
+        and for all others."""
+        short = min(SHORT_TILE_ROWS, *self.block_sizes[-2:]) if self.short_blocks else self.block_size
+        heights = short, self.block_size, 2 * self.block_size, MAX_TILE_ROWS
+        return sorted({min(rows, MAX_TILE_ROWS) for rows in heights})
 
     def forward_descriptors(self) -> list[ForwardDescriptor]:
         """Returns all descriptors without soft embeddings, largest first."""
         descriptors = [
-            self._forward(n, tile)
-            for n in reversed(self.blocks)
+            self._forward(rows, tile)
+            for rows in reversed(self.rows)
             for tile in reversed(self.tiles)
-            if n <= self._max_blocks(tile)
+            if rows <= self._max_rows(tile)
         ]
         if not self.lora_modules or self.lora_modules & self.eager_lora_modules:
             return descriptors
@@ -128,30 +143,30 @@ class CaptureSizes:
 
     def _candidates(self, descriptor: ForwardDescriptor) -> Iterator[ForwardDescriptor]:
         """Yields descriptors with enough rows, best fit first."""
-        enough = self.blocks[bisect_left(self.blocks, -(-descriptor.rows // self.block_size)) :]
+        enough = self.rows[bisect_left(self.rows, descriptor.rows) :]
         for tile in self.tiles[bisect_left(self.tiles, descriptor.tile_rows) :]:
-            for n in enough[: bisect_right(enough, self._max_blocks(tile))]:
-                yield self._forward(n, tile)
+            for rows in enough[: bisect_right(enough, self._max_rows(tile))]:
+                yield self._forward(rows, tile)
 
-    def _max_blocks(self, tile_rows: int) -> int:
-        """Returns the largest number of blocks for a tile height. With one tile per request, the number of requests
+    def _max_rows(self, tile_rows: int) -> int:
+        """Returns the largest number of rows for a tile height. With one tile per request, the number of requests
         limits it."""
         if tile_rows == MAX_TILE_ROWS:
-            return self.blocks[-1]
-        return _round_up(min(-(-self.max_num_reqs * tile_rows // self.block_size), self.blocks[-1]), self.blocks)
+            return self.rows[-1]
+        return _round_up(min(self.max_num_reqs * tile_rows, self.rows[-1]), self.rows)
 
-    def _max_tiles(self, blocks: int, tile_rows: int) -> int:
+    def _max_tiles(self, rows: int, tile_rows: int) -> int:
         """Returns the maximum number of tiles: the last tile of each request may be partial. The bound is tight because
         each tile launches one attention program per head, even without rows."""
-        pieces = -(-self.block_size // tile_rows)
-        return min(blocks * pieces, self.max_num_reqs + blocks * self.block_size // tile_rows) + 1
+        pieces = -(-self.unit // tile_rows)
+        return min(rows // self.unit * pieces, self.max_num_reqs + rows // tile_rows) + 1
 
     @cache  # noqa: B019  # one instance lives as long as the process
-    def _forward(self, blocks: int, tile: int) -> ForwardDescriptor:
+    def _forward(self, rows: int, tile: int) -> ForwardDescriptor:
         return ForwardDescriptor(
-            rows=blocks * self.block_size,
-            tiles=self._max_tiles(blocks, tile),
-            segments=min(blocks, self.max_num_reqs) + 1,
+            rows=rows,
+            tiles=self._max_tiles(rows, tile),
+            segments=min(rows // self.unit, self.max_num_reqs) + 1,
             pages=self.pages,
             tile_rows=tile,
             reach=self.pages * self.page_size,
@@ -160,10 +175,11 @@ class CaptureSizes:
 
     def pad_sample(self, descriptor: SampleDescriptor) -> SampleDescriptor | None:
         """Returns the padded descriptor of sampling, with at least one padding block; None if there are too many."""
-        if descriptor.blocks > self._sample_sizes[-1]:
-            return None
         # A request that sets its block size may have larger blocks.
-        size = -(-descriptor.size // self.block_size) * self.block_size
+        larger = -(-descriptor.size // self.block_size) * self.block_size
+        size = next((size for size in self.block_sizes if size >= descriptor.size), larger)
+        if descriptor.blocks > self.rows[-1] // min(size, self.block_size):
+            return None
         return SampleDescriptor(
             blocks=_round_up(descriptor.blocks, self._sample_sizes) + 1,
             size=size,
@@ -187,8 +203,8 @@ class CaptureSizes:
         )
 
 
-def _round_up(blocks: int, sizes: list[int]) -> int:
-    return sizes[bisect_left(sizes, blocks)]
+def _round_up(number: int, sizes: list[int]) -> int:
+    return sizes[bisect_left(sizes, number)]
 
 
 def _fits(padded: ForwardDescriptor, descriptor: ForwardDescriptor) -> bool:

@@ -439,7 +439,7 @@ class InputBuilder:
             request.req_slot, start, end - start, *self.strategy.visible_keys(request, num_final),
             window_end=num_final if self.strategy.shared_window else NO_LIMIT, editable_start=num_final,
             lora_slot=request.lora_slot,
-            conditioned=int(later and _is_conditioned(request)),
+            conditioned=self.strategy.block_layout.size if later and _is_conditioned(request) else 0,
         )  # fmt: skip
 
     def _active_lora_modules(self, requests: Iterable[Request]) -> int:

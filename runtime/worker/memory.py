@@ -276,6 +276,7 @@ def capture_sizes_for(info: EngineInfo, strategy: Strategy, pages: int, lora_man
         lora_modules=lora_manager.all_modules,
         eager_lora_modules=lora_manager.eager_modules,
         max_prefill_tokens=budget if budget // block > max_tokens // block else 0,
+        short_blocks=tuple(size for size in strategy.short_blocks if size < block),
     )
 
 

@@ -482,7 +482,7 @@ class ModelStep:
         inputs = {**inputs, **before.inputs()}
         state, self_conditioning = self.self_conditioning_state, None
         if state is not None and descriptor.self_conditioned:
-            self_conditioning = state.new_zeros(descriptor.blocks, *state.shape[1:])  # [n, block, width]
+            self_conditioning = state.new_zeros(descriptor.blocks, descriptor.size, state.shape[2])
         decided = []
         history: SamplerOutput = {}
         groups = self.sampler.block_batches(descriptor, inputs, hidden, self_conditioning, graph_safe=graph_safe)
@@ -491,7 +491,7 @@ class ModelStep:
             if blocks.history is not None:
                 history[f"history{i}"] = blocks.history
         if state is not None and self_conditioning is not None:
-            state[inputs["req_slot"]] = self_conditioning
+            state[inputs["req_slot"], : descriptor.size] = self_conditioning
         found = make_sampler_output(before.tokens, before.state, decided, mask_id=self.mask_id, eos_ids=self.eos_ids)
         after = found["state"]
         if descriptor.uniform_noise:  # all of a canvas is masked before each step

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import torch
@@ -193,16 +195,19 @@ def _descriptors(runner: CudaGraphRunner, info: EngineInfo) -> tuple[Sequence[De
     wants = rule.required_stats(defaults.values)
     top_k = int(str(defaults.values[TOKEN_MERGE_TOP_K.name])) if wants & LogitStat.TOP_K else 0
     history_len = padded_history_len(int(bool(rule.history_fields)), static=rule.static_history)
-    for n in reversed(sizes.sampled_blocks):
-        step = sampled_rows_step(n * sizes.block_size)
-        for rows in reversed(range(step, n * sizes.block_size + step, step)):
+    for n, size in sorted(product(sizes.sampled_blocks, sizes.block_sizes), key=math.prod, reverse=True):
+        positions = n * size
+        if positions > sizes.rows[-1]:
+            continue
+        step = sampled_rows_step(positions)
+        first = positions if rule.uniform_noise else step  # each step samples all positions of noise
+        for rows in reversed(range(-(-first // step) * step, positions + step, step)):
             num_random = rows if info.temperature > 0 else 0
             num_filtered = num_random if info.top_p < 1 or info.top_k > 0 or info.min_p > 0 else 0
             group = AlgorithmDescriptor(rule, int(wants), n + 1, rows, num_random, num_filtered, history_len, top_k)
             descriptor = SampleDescriptor(
-                n + 1, sizes.block_size, (group,), uniform_noise=rule.uniform_noise,
-                self_conditioned=runner.self_conditioned,
-            )  # fmt: skip
+                n + 1, size, (group,), uniform_noise=rule.uniform_noise, self_conditioned=runner.self_conditioned
+            )
             samples.append(descriptor)
     return sizes.forward_descriptors(), samples
 

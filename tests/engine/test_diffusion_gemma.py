@@ -13,21 +13,13 @@ from runtime.algorithms import logits_ops
 from runtime.algorithms.logits_ops import Candidate
 from runtime.errors import ConfigError
 from runtime.kernels.uniform_numbers import DRAW, RENOISE
-from runtime.layers.layer_factory import LayerFactory
-from runtime.models.base import resolve_family
 from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
 from runtime.request.resolve import RequestContext, resolve
 from runtime.strategies.diffusion_gemma import Canvas
-from runtime.weights.checkpoint import resolve_checkpoint
-from runtime.weights.loader import load_model
-from tests.golden import GOLDEN
-from tests.models.canvas import Driver, Run
+from tests.engine.canvases import FIELDS, FOLDER, REQUESTS, SETTINGS, asked, load, oracle_answer
 from tests.oracle import canvas
-from tests.oracle.draws import mix
 
-FOLDER = GOLDEN / "diffusion_gemma"
 CASES = [c for c in json.loads((FOLDER / "cases.json").read_text()) if c["kind"] == "generate"]
-FIELDS = ("entropy_bound", "t_min", "t_max", "stability_threshold", "confidence_threshold")
 
 
 def options(settings):
@@ -46,7 +38,7 @@ def test_golden_answers(llm, case, monkeypatch):
     expected = load_file(FOLDER / "expected.safetensors")
     draws = {name: expected[key] for name, key in case["draws"].items()}
 
-    def initial(self, request, start):
+    def initial(self, request, start, size):
         return draws["initial"][(start - request.prompt_len) // self.size].numpy()
 
     def numbers(own, block, at, stream):
@@ -79,53 +71,6 @@ def test_golden_answers(llm, case, monkeypatch):
         assert out.finish_reason == ("length" if ignore_eos else case["finish_reason"])
 
 
-class Own:
-    """The random numbers of a request, by their definition (docs/research/decoding-rules.md#random-numbers)."""
-
-    def __init__(self, seed: int, prompt: int, size: int, vocab: int) -> None:
-        self.seed, self.start, self.size, self.vocab, self.nfe = seed, prompt, size, vocab, 0
-
-    def uniforms(self, stream: int, start: int, step: int) -> list[float]:
-        found = []
-        for position in range(start, start + self.size):
-            h = mix(self.seed)
-            for _ in range(stream):
-                h = mix(h ^ (2**64 - 1))
-            found.append((mix(mix(h ^ position) ^ step) >> 11) * 2.0**-53)
-        return found
-
-    def initial(self, canvas: int) -> torch.Tensor:
-        self.at = self.start + canvas * self.size
-        return torch.tensor([int(u * self.vocab) for u in self.uniforms(1, self.at, self.nfe)])
-
-    def sampled(self, step: int, probs: torch.Tensor) -> torch.Tensor:
-        drawn = [
-            next(token for token, total in enumerate(row.cumsum(0).tolist()) if total > u)
-            for row, u in zip(probs, self.uniforms(0, self.at, step), strict=True)
-        ]
-        return torch.tensor(drawn)
-
-    def renoise(self, step: int) -> torch.Tensor:
-        self.nfe = step + 1
-        return torch.tensor([int(u * self.vocab) for u in self.uniforms(2, self.at, step)])
-
-
-SETTINGS = (
-    canvas.Settings(4, 0.1, 0.4, 0.8, 1, 0.005),
-    canvas.Settings(9, 8.0, 0.2, 0.5, 1, 3.0),
-    canvas.Settings(6, 1.0, 0.4, 0.8, 0, 0.6),
-)
-REQUESTS = [(23, 40, 0), (5, 33, 1), (32, 16, 2), (17, 20, 1)]  # tokens of the prompt and the answer, settings
-
-
-def asked(n: int, ignore_eos: bool = True) -> tuple[list[int], SamplingParams]:
-    length, max_tokens, number = REQUESTS[n]
-    prompt = torch.randint(0, 220, (length,), generator=torch.Generator().manual_seed(n)).tolist()
-    settings = SETTINGS[number]
-    fields = {name: getattr(settings, name) for name in FIELDS} | {"max_denoising_steps": settings.max_steps}
-    return prompt, SamplingParams(max_tokens=max_tokens, seed=40 + n, ignore_eos=ignore_eos, decoding=fields)
-
-
 def step_map(answer: canvas.Answer) -> list[int]:
     """Returns the first of the last steps in a row that gave each position the token of the answer."""
     found, number = [], 0
@@ -146,25 +91,11 @@ def step_map(answer: canvas.Answer) -> list[int]:
 
 def test_engine_equals_the_oracle_whatever_the_batch():
     """The requests run together: with few pages, so that canvases restart; with chunked prompts; with many pages."""
-    checkpoint = resolve_checkpoint(str(FOLDER))
-    family = resolve_family(None, checkpoint.config)
-    build = LayerFactory.create("cpu", torch.float64)
-    model = load_model(checkpoint, family, family.parse(checkpoint.config), build)
-    expected = []
-    for n, (_, max_tokens, number) in enumerate(REQUESTS):
-        prompt, _ = asked(n)
-        driver, committed = Driver(model, 1, len(prompt) + max_tokens + 16, 4, torch.float64), 0
-
-        def denoise(seen, ids, logits, driver=driver):
-            nonlocal committed
-            if committed < len(seen):
-                driver.step(Run(0, seen[committed:], committed))
-                committed = len(seen)
-            signal = None if logits is None else model.compute_self_conditioning(logits.softmax(-1))
-            return driver.step(Run(0, ids, len(seen), open=True, signal=signal))[0]
-
-        draws = Own(40 + n, len(prompt), 16, 224)
-        expected.append(canvas.decode(denoise, prompt, max_tokens, SETTINGS[number], draws, set()))
+    model = load()
+    expected = [
+        oracle_answer(model, asked(n)[0], max_tokens, 40 + n, SETTINGS[number])
+        for n, (_, max_tokens, number) in enumerate(REQUESTS)
+    ]
     assert len({answer.nfe for answer in expected}) > 1
     for n in (1, 2):
         assert any(len(steps) < SETTINGS[REQUESTS[n][2]].max_steps for steps in expected[n].steps), (
@@ -338,7 +269,7 @@ def test_defaults_are_those_of_the_checkpoint(llm):
     assert [rule.key for rule in info.algorithms] == [info.default_algorithm] == ["noise"]
     published = {
         "max_denoising_steps": 48, "entropy_bound": 0.1, "t_min": 0.4, "t_max": 0.8, "stability_threshold": 1,
-        "confidence_threshold": 0.005,
+        "confidence_threshold": 0.005, "canvas_length": 16, "min_canvas_length": 16, "full_canvas": False,
     }  # fmt: skip
     assert info.defaults().values == published
     with LLM(str(FOLDER), device="cpu", skip_tokenizer=True, diffusion_gemma_t_max=0.7) as other:

@@ -198,7 +198,7 @@ def compare_with_oracle(key: str, tmp_path: Path) -> None:
                 noise = []
                 if info.mask_token_id is None:
                     request = llm.engine._requests["r"]
-                    noise = llm.engine.strategy._noise(request, length)[: spec.max_tokens].tolist()
+                    noise = llm.engine.strategy._noise(request, length, spec.max_tokens).tolist()
                 (output,) = finished(llm.engine).values()
                 rows = oracle_rows(llm, key, directory, spec, noise)
                 special = [info.mask_token_id, info.delete_token_id, info.split_token_id]

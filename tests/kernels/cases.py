@@ -493,7 +493,7 @@ def some_segments(counts: list[int], rows: int, tile_rows: int) -> tuple[torch.T
 
     made = [
         Segment(n, drawn(0, 60), count, drawn(0, 60), drawn(1, 40), drawn(0, 90), drawn(60, 400), drawn(0, 90),
-                drawn(0, 90), drawn(-1, 3), first_token=drawn(1, 90) if n % 2 else -1, conditioned=drawn(0, 2))
+                drawn(0, 90), drawn(-1, 3), first_token=drawn(1, 90) if n % 2 else -1, conditioned=60 * drawn(0, 2))
         for n, count in enumerate(counts)
     ]  # fmt: skip
     padding = rows - sum(counts)

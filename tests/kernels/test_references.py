@@ -127,7 +127,7 @@ def test_rows_of_segments(counts, rows):
             first = 1 + one.slot * tables.max_len + one.start if one.first_token < 0 else one.first_token
             token, window = int(tables.tokens[first + offset]), min(at, one.window_end)
             editable = at >= one.editable_start
-            own = one.slot * one.block_size + at - one.editable_start if one.conditioned and editable else -1
+            own = one.slot * one.conditioned + at - one.editable_start if one.conditioned and editable else -1
             expected.append((token, at, slot, end, window, editable, one.lora_slot, own))
         for first in range(0, count, 16):
             expected_tiles.append([one.slot, len(expected) - count + first, min(16, count - first)])

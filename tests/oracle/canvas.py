@@ -13,7 +13,9 @@ import torch
 class Draws(Protocol):
     """Random ids of a decoding, each of shape [canvas length]."""
 
-    def initial(self, canvas: int) -> torch.Tensor: ...
+    def initial(self, start: int, size: int) -> torch.Tensor:
+        """Returns those of a new canvas of `size` positions from `start` on."""
+        ...
 
     def sampled(self, step: int, probs: torch.Tensor) -> torch.Tensor:
         """Returns an id for each row of `probs`. `step` counts the steps of all canvases."""
@@ -56,13 +58,17 @@ Denoiser = Callable[[list[int], list[int], torch.Tensor | None], torch.Tensor]
 
 
 def decode(
-    denoise: Denoiser, prompt: list[int], max_tokens: int, settings: Settings, draws: Draws, eos: set[int]
-) -> Answer:
-    """Decodes one request. If `eos` is empty, no token ends the answer."""
+    denoise: Denoiser, prompt: list[int], max_tokens: int, settings: Settings, draws: Draws, eos: set[int],
+    size_at: Callable[[int], int],
+) -> Answer:  # fmt: skip
+    """Decodes one request. If `eos` is empty, no token ends the answer.
+
+    A canvas has `size_at(tokens left)` positions.
+    """
     answer, seen = Answer(), list(prompt)
     while len(answer.ids) < max_tokens:
-        done, steps = len(answer.steps), answer.nfe
-        answer.steps.append(_canvas(denoise, seen, draws.initial(done), settings, draws, steps))
+        steps, new = answer.nfe, draws.initial(len(seen), size_at(max_tokens - len(answer.ids)))
+        answer.steps.append(_canvas(denoise, seen, new, settings, draws, steps))
         final = answer.steps[-1][-1].argmax.tolist()
         ends = [n for n, token in enumerate(final) if token in eos and len(answer.ids) + n < max_tokens]
         if ends:

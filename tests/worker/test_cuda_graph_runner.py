@@ -170,10 +170,10 @@ def test_rows_behind_the_last_valid_row_are_padding(rows: tuple[int, int]) -> No
 
 def test_sampling_is_captured_for_no_more_blocks_than_can_be_open() -> None:
     few = CaptureSizes(block_size=8, pages=7, page_size=4, max_tokens=512, max_num_reqs=3, max_sampled_blocks=5)
-    assert few.blocks[-1] == 64
+    assert few.rows[-1] == 64 * few.block_size
     assert few.sampled_blocks == [1, 2, 3, 4, 6]  # five are padded to six
     every = CaptureSizes(block_size=8, pages=7, page_size=4, max_tokens=64, max_num_reqs=3)
-    assert every.sampled_blocks == every.blocks
+    assert every.sampled_blocks == [rows // 8 for rows in every.rows]
     assert CaptureSizes(
         block_size=8, pages=7, page_size=4, max_tokens=16, max_num_reqs=3, max_sampled_blocks=99
     ).sampled_blocks == [1, 2]

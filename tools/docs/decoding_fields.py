@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.algorithms.base import algorithm_keys, get_algorithm
 from runtime.request.field_spec import Field
-from runtime.scheduling.strategy import DecodingContext
+from runtime.scheduling.strategy import DecodingContext, Strategy
 from runtime.strategies.registry import make_strategy, strategies
 from tools.docs.flags import put_between, rewrite
 from tools.docs.request_fields import describe_values
@@ -15,15 +15,21 @@ BEGIN, END = "<!-- fields: python -m tools.docs.decoding_fields -->", "<!-- end 
 
 def field_table() -> str:
     """Returns the table of all fields of algorithms and strategies, with those that read them."""
-    context = DecodingContext(block_size=32, buffer_size=1, prefix_caching=True, max_model_len=4096)
     declared = [(get_algorithm(key).fields, key) for key in algorithm_keys()]
-    declared += [(make_strategy(key, (key,), context).fields, key) for key in strategies()]
+    declared += [(_strategy(key).fields, key) for key in strategies()]
     readers: dict[Field, list[str]] = {}
     for fields, key in declared:
         for field in fields:
             readers.setdefault(field, []).append(key)
     rows = [_row(field, _readers(keys)) for field, keys in readers.items()]
     return "\n".join(["| Field | Value | Default | With | Meaning |", "|---|---|---|---|---|", *sorted(rows)])
+
+
+def _strategy(key: str) -> Strategy:
+    """Makes a strategy with the block size of most of its models."""
+    size = 256 if key == "diffusion_gemma" else 32
+    context = DecodingContext(block_size=size, buffer_size=1, prefix_caching=True, max_model_len=4096)
+    return make_strategy(key, (key,), context)
 
 
 def _readers(keys: list[str]) -> str:

@@ -35,7 +35,8 @@ def describe_values(limits: Limits) -> str:
     upper = "" if limits.high is None or limits.high == 2**31 else f" to {_number(limits.high)}"
     if limits.above_low:
         return f"above {limits.low:g}{upper}"
-    return f"{_number(limits.low)}{upper or ' or more'}"
+    unit = f", a multiple of {limits.multiple_of}" if limits.multiple_of > 1 else ""
+    return f"{_number(limits.low)}{upper or ' or more'}{unit}"
 
 
 def _number(value: float) -> str:

@@ -75,6 +75,8 @@ def values_schema(limits: Limits) -> dict[str, Any]:
         schema["exclusiveMinimum" if limits.above_low else "minimum"] = limits.low
         if limits.high is not None:
             schema["maximum"] = limits.high
+        if limits.multiple_of > 1:
+            schema["multipleOf"] = limits.multiple_of
     return schema
 
 
