@@ -37,7 +37,7 @@ def integral(value: Any) -> Any:
 def integer(param: str, value: object, low: int, high: int) -> int:
     """Returns `value` if it is an int from `low` to `high` (True and 3.0 are not)."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise refuse(param, f"{preview(value)} is not an integer")
+        raise refuse(param, f"{preview(value)} is not an integer, such as {max(low, 1)}")
     if not low <= value <= high:
         limit = f"at least {low}" if value < low else f"at most {high}"
         raise refuse(param, f"{preview(value)} is out of range; it must be {limit}")
@@ -47,7 +47,7 @@ def integer(param: str, value: object, low: int, high: int) -> int:
 def number(param: str, value: object, low: float, high: float, *, above_low: bool = False) -> float:
     """Returns `value` as a float from `low` to `high` (`above_low`: without `low`)."""
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise refuse(param, f"{preview(value)} is not a number")
+        raise refuse(param, f"{preview(value)} is not a number, such as {max(low, 1) if high == math.inf else high:g}")
     if not low <= value <= high or (above_low and value == low):
         limit = f"above {low:g} and at most {high:g}" if above_low else f"from {low:g} to {high:g}"
         if high == math.inf:

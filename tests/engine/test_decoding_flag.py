@@ -77,7 +77,7 @@ def test_defaults_per_block_follow_the_block_length(full):
         ({"stepz": 4}, "--decoding: 'stepz' is no decoding field of this server; there are mode, algorithm,"),
         ({"steps": 4}, "--decoding.steps: has no meaning with the threshold algorithm, only with dynamic, fixed and"),
         ({"algorithm": "fixed", "steps": 0}, "--decoding.steps: 0 is out of range; it must be at least 1"),
-        ({"algorithm": "fixed", "steps": "x"}, "--decoding.steps: 'x' is not an integer; correct it, or leave it out"),
+        ({"algorithm": "fixed", "steps": "x"}, "--decoding.steps: 'x' is not an integer, such as 1; correct it, or"),
         ({"algorithm": "best"}, "--decoding.algorithm: 'best' is not an unmasking algorithm of this server; available"),
         ({"mode": "fast"}, "--decoding.mode: 'fast' is not one of speed, balanced, quality; correct it, or leave"),
         ({"accept_threshold": float("nan")}, "--decoding.accept_threshold: nan is out of range"),

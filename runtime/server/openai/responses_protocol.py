@@ -151,7 +151,7 @@ class Item(RequestModel):
             return self
         chat.check_kind(self, self.kind, _REQUIRED_FIELDS, "items")
         if self.kind == "function_call" and not isinstance(self.arguments, str | None):
-            raise PydanticCustomError("arguments_type", "function_call items have arguments that are text; give JSON")
+            raise PydanticCustomError("not_text", "function_call items have arguments that are text; give JSON")
         return self
 
     def unsupported_kind(self) -> str | None:

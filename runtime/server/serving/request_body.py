@@ -7,12 +7,12 @@ import re
 from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, GetJsonSchemaHandler, Tag
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema, from_json
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema, from_json, to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
@@ -342,7 +342,30 @@ def validate_body(kind: type[B], value: Any) -> B:
     if param is None:
         raise RequestError("the body must be a JSON object")
     message = _JSON_MESSAGES.get(first["type"], first["msg"])
-    raise refuse(param, message, own=message if first["type"] == "literal_error" else "")
+    own = message if first["type"] == "literal_error" else ""
+    if first["type"].endswith("_type") and (example := _example(kind, first["loc"])) is not None:
+        own = f"; for example {to_json(example, inf_nan_mode='constants').decode()}"
+        message += own
+    raise refuse(param, message, own=own)
+
+
+def _example(annotation: Any, loc: Sequence[int | str], example: Any = None) -> Any:
+    """Returns the example of the value at `loc` below a type, whose own is `example`; None if there is none."""
+    for i, name in enumerate(loc):
+        if isinstance(name, int):
+            example = example[0] if isinstance(example, list) and example else None
+        for model in _models(annotation):
+            if (declared := model.model_fields.get(str(name))) is not None:
+                return _example(declared.annotation, loc[i + 1 :], (declared.examples or [None])[0])
+    return example
+
+
+def _models(annotation: Any) -> Iterator[type[RequestModel]]:
+    """Yields the models within a type."""
+    if isinstance(annotation, type) and issubclass(annotation, RequestModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models(argument)
 
 
 _ARMS = frozenset(("str", "list", "map", "any", "item", "added"))  # of unions
