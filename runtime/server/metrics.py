@@ -10,7 +10,7 @@ import platform
 import time
 from collections import Counter as Counts
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -32,8 +32,8 @@ from runtime.request.engine_messages import EngineInfo, EngineStats
 
 stats_log = logging.getLogger("unmask.load")
 
-# the library does not declare the types of these
-_format_number: Callable[[float], str] = floatToGoString
+# The library does not declare the types of these. Values that are those of the last scrape are not formatted again.
+_format_number: Callable[[float], str] = lru_cache(4096)(floatToGoString)
 _leave_out_created: Callable[[], None] = disable_created_metrics
 _leave_out_created()  # a tenth of the samples, which this text format has no use for
 
@@ -306,23 +306,29 @@ UNLABELLED = frozenset(
 class ProcessMetrics(Collector):
     """Metrics ``process_*`` of several processes, with the label ``process``.
 
-    `others`: returns pids of further processes by name, at each scrape; this process is "frontend".
+    They are read once per `PROCESS_SECONDS`: the system takes as long for them as all other metrics take.
+
+    `others`: returns pids of further processes by name; this process is "frontend".
     """
 
     def __init__(self, others: Callable[[], Mapping[str, int]]) -> None:
         self.others = others
+        self.read_at = -math.inf
         self._pid = os.getpid()
         self._one = ProcessCollector(pid=lambda: self._pid, registry=None)
+        self._families: dict[str, Metric] = {}
 
-    def collect(self) -> Iterator[Metric]:
-        families: dict[str, Metric] = {}
-        for name, pid in {"frontend": os.getpid(), **self.others()}.items():
-            self._pid = pid
-            for metric in self._one.collect():  # nothing of one that has just ended
-                samples = [sample._replace(labels={"process": name}) for sample in metric.samples]
-                metric.samples = []
-                families.setdefault(metric.name, metric).samples += samples
-        yield from families.values()
+    def collect(self) -> Iterable[Metric]:
+        if time.monotonic() - self.read_at >= PROCESS_SECONDS:
+            self.read_at = time.monotonic()
+            self._families = {}
+            for name, pid in {"frontend": os.getpid(), **self.others()}.items():
+                self._pid = pid
+                for metric in self._one.collect():  # nothing of one that has just ended
+                    samples = [sample._replace(labels={"process": name}) for sample in metric.samples]
+                    metric.samples = []
+                    self._families.setdefault(metric.name, metric).samples += samples
+        return self._families.values()
 
 
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -334,6 +340,7 @@ _HISTOGRAMS = {  # lists of EngineStats -> (metric without prefix, help, buckets
     "batch_sizes": ("batch_size", "Requests in an engine step.", POWERS),
     "block_steps": ("steps_per_block", "Steps per finished block.", POWERS),
 }
+PROCESS_SECONDS = 1.0  # between readings of the metrics of processes
 KEPT_SECONDS = 0.2  # time for which a text of /metrics is returned again
 _RENDERING = 0.1  # most that may go into rendering /metrics, of a processor
 _VERSIONS = {"version": runtime.__version__, "python": platform.python_version()}

@@ -31,6 +31,7 @@ RAISED: dict[str, dict[str, Any]] = {
         "runtime.server.engine_client.supervisor.STOP_SECONDS": 60.0,
         "runtime.server.metrics.KEPT_SECONDS": 0.0,  # each request for /metrics renders it again
         "runtime.server.metrics._RENDERING": HOUR,
+        "runtime.server.metrics.PROCESS_SECONDS": 0.0,
         "runtime.server.frontend_processes.manager.STATS_SECONDS": 60.0,
         "runtime.server.frontend_processes.manager.EXIT_SECONDS": 60.0,
         "runtime.server.frontend_processes.manager.SILENCE_SECONDS": HOUR,

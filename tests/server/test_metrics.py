@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from runtime.request.engine_messages import EngineStats
 from runtime.server.frontend_processes.metrics import FrontendMetrics
-from runtime.server.metrics import UNLABELLED, Metrics, RequestMetrics
+from runtime.server.metrics import PROCESS_SECONDS, UNLABELLED, Metrics, ProcessMetrics, RequestMetrics
 from tests.layout.pages import code
 from tests.request.test_sampling_params import INFO
 from tests.server.harness import FAKE, ROOT, serving
@@ -135,6 +136,20 @@ def test_processes_have_labels_and_a_new_one_has_its_own_start_time(replicas: in
         found = server.metrics()
         after = of("start_time_seconds", "backend-0"), of("start_time_seconds", "backend-1")
         assert sum(new > old + 1 for new, old in zip(after, before, strict=True)) == 1
+
+
+def test_a_new_process_is_found_at_the_next_reading() -> None:
+    others: dict[str, int] = {}
+    metrics = ProcessMetrics(lambda: others)
+
+    def names() -> set[str]:
+        return {sample.labels["process"] for metric in metrics.collect() for sample in metric.samples}
+
+    assert names() == {"frontend"}
+    others["backend-0"] = os.getpid()
+    assert names() == {"frontend"}  # reading processes takes time
+    metrics.read_at -= PROCESS_SECONDS
+    assert names() == {"frontend", "backend-0"}
 
 
 OBSERVE = """

@@ -52,7 +52,7 @@ class FrontendMetrics(Collector):
 
     Attributes:
         engine_metrics: receives the live requests of all processes at each refresh.
-        unused: metrics without values, which provide the names of all metrics.
+        unused: metrics without values, by name: the files have only those that a process has used.
         found: metrics by name, as of the last refresh.
     """
 
@@ -61,7 +61,7 @@ class FrontendMetrics(Collector):
         directory.mkdir(mode=0o700)
         self.directory = directory
         self.engine_metrics = EngineMetrics()
-        self.unused = RequestMetrics()
+        self.unused = {metric.name: metric for metric in RequestMetrics().collect()}
         self.files = MultiProcessCollector(None, str(directory))  # type: ignore[no-untyped-call]
         self.found: dict[str, Metric] = {}
 
@@ -106,10 +106,4 @@ class FrontendMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yields the metrics as of the last refresh. Each scrape of the engine metrics causes a refresh."""
-        return map(self._merged, self.unused.collect())
-
-    def _merged(self, metric: Metric) -> Metric:
-        found = self.found.get(metric.name)
-        if found is not None:
-            metric.samples = found.samples
-        return metric
+        return (self.found.get(name, unused) for name, unused in self.unused.items())
