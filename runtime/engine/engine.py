@@ -95,7 +95,8 @@ class Engine:
         self._num_arrivals += 1
         self.grammar_queue.submit(request)
         self._requests[spec.id] = request
-        self._stats.prompt_tokens += request.prompt_len
+        if spec.counts_prompt:  # as a response's usage counts it: pinned and scored tokens are part of the prompt
+            self._stats.prompt_tokens += len(spec.prompt) + len(spec.pinned_tokens) + len(spec.forced_token_ids)
 
     def abort(self, request_id: str) -> EngineOutput | None:
         """Removes a request in any state and frees its pages. Ignores unknown ids, as the request may have finished.
@@ -288,6 +289,19 @@ class Engine:
         self._requests.clear()
         self.take_outputs()  # those of the last step belong to requests that are dropped
         del self.runner
+
+    def progress(self) -> list[EngineOutput]:
+        """Returns the counts so far of requests that have no output before their end."""
+        return [
+            EngineOutput(
+                id=request.spec.id,
+                nfe=request.nfe,
+                generated=request.output.num_generated,
+                forwards=request.output.num_forwards,
+            )
+            for request in self._requests.values()
+            if request.spec.stream_mode == "final" and request.output.num_forwards
+        ]
 
     def stats(self) -> EngineStats:
         """Returns totals since the start, current gauges, and the latest observations since the last call."""

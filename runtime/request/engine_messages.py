@@ -108,6 +108,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     stream_mode: StreamMode = "final"
     cache_salt: str = ""
     adapter: str = ""  # name of the LoRA adapter; "": the base model
+    counts_prompt: bool = True  # False: another request has the same prompt, which the statistics count once
     # For fair scheduling (request_queue.py): the id of the client's request that this is a part of, and its API key.
     parent_id: str = ""
     tenant: str = ""

@@ -354,13 +354,16 @@ def _with_suppress_eos(decoding: DecodingParams, params: SamplingParams, value: 
 
 
 def expand_choices(spec: RequestSpec, n: int) -> list[RequestSpec]:
-    """Returns the `n` requests of one prompt: ids ``id-i``, seeds seed + i.
+    """Returns the `n` requests of one prompt, which the first counts: ids ``id-i``, seeds seed + i.
 
     See docs/research/decoding-rules.md#random-numbers.
     """
     if n == 1:
         return [spec]
-    return [msgspec.structs.replace(spec, id=f"{spec.id}-{i}", seed=(spec.seed + i) % 2**64) for i in range(n)]
+    return [
+        msgspec.structs.replace(spec, id=f"{spec.id}-{i}", seed=(spec.seed + i) % 2**64, counts_prompt=i == 0)
+        for i in range(n)
+    ]
 
 
 def check_prompt(prompt: Sequence[int], info: EngineInfo, param: str = "prompt") -> list[int]:

@@ -246,7 +246,8 @@ class PrefillDeduplicator:
         if not request.kv.preempted:  # a preempted request had found or computed these tokens before
             assert request.kv.cached_tokens is not None
             request.kv.cached_tokens += self.cache.page_group_size
-            self.num_adopted_tokens += self.cache.page_group_size
+            if request.spec.counts_prompt:
+                self.num_adopted_tokens += self.cache.page_group_size
 
     def mark_computing(self, request: Request, computing: set[bytes]) -> None:
         """Adds the hashes of the page groups that `request` computes, now or later, so that other requests wait."""

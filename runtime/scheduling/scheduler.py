@@ -411,7 +411,8 @@ class Scheduler:
         self._append_page_groups(request, page_groups + fresh)
         if request.kv.cached_tokens is None:
             request.kv.cached_tokens = request.num_computed_tokens
-            self._num_prefix_hit_tokens += request.num_computed_tokens
+            if request.spec.counts_prompt:
+                self._num_prefix_hit_tokens += request.num_computed_tokens
             request.times.queue_seconds = time.perf_counter() - request.times.arrival
         at = len(self.running)
         while at and self.running[at - 1].arrival_index > request.arrival_index:

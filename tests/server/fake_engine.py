@@ -123,6 +123,10 @@ class FakeEngine:
                     )
                 )  # fmt: skip
 
+    def progress(self) -> list[EngineOutput]:
+        whole = [(spec, done) for spec, done, _ in self.live.values() if done and spec.stream_mode == "final"]
+        return [EngineOutput(id=spec.id, nfe=done, generated=done, forwards=done) for spec, done in whole]
+
     def stats(self) -> EngineStats:
         live = len(self.live)
         return EngineStats(pages_total=4096, pages_used=live, generated_tokens=self.total, forwards_denoise=self.total)

@@ -67,6 +67,9 @@ class Recording:
         brought, self.brought = self.brought, []
         return brought
 
+    def progress(self) -> list[EngineOutput]:
+        return []
+
     def stats(self) -> EngineStats:
         return EngineStats()
 

@@ -63,6 +63,7 @@ class RequestState:
         replica: index of the replica.
         work: estimated number of tokens that the replica still has to compute.
         tokens: number of output tokens so far.
+        progress: last report on an answer that is sent at its end.
     """
 
     spec: RequestSpec
@@ -71,6 +72,7 @@ class RequestState:
     replica: int
     work: int
     tokens: int = 0
+    progress: EngineOutput | None = None
 
 
 class Router:
@@ -305,6 +307,9 @@ class EngineClient(ABC):
                     if output.finish_reason is not None:
                         del self.aborted[output.id]
                 continue
+            if live.spec.stream_mode == "final" and output.finish_reason is None:
+                live.progress = output
+                continue
             done = len(output.new_tokens)
             live.tokens += done
             if output.finish_reason is not None:
@@ -325,6 +330,8 @@ class EngineClient(ABC):
         for live in lost:
             self._remove(live.spec.id)
             self.aborted.pop(live.spec.id, None)
+            if live.progress is not None:
+                live.queue.put_nowait((live.choice_index, live.progress))
         gone = Unavailable(f"the engine process of this request exited ({reason}); retry")
         fail_queues((live.queue for live in lost), gone)
 

@@ -12,7 +12,7 @@ frontend process connects a DEALER to it, sends ``Add`` and ``Abort``, and recei
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -64,36 +64,45 @@ class Configure(msgspec.Struct, tag=True, frozen=True):
         return cls(engine, devices, config.log_level, config.log_format, *placement, config.chat_template)
 
 
+class Choice(NamedTuple):
+    """Fields of a `RequestSpec` that differ between the choices of an HTTP request."""
+
+    id: str
+    seed: int
+    counts_prompt: bool
+
+
 class Add(msgspec.Struct, tag=True, frozen=True):
     """New requests.
 
-    Choices of an HTTP request differ only in id and seed, so a long prompt is sent once.
+    Choices of an HTTP request differ only in `Choice`, so a long prompt is sent once.
 
     Attributes:
-        groups: the first of consecutive requests that are equal but for id and seed, and the ids and seeds of them all.
+        groups: the first of consecutive requests that are equal but for `Choice`, and that of each of them.
     """
 
-    groups: list[tuple[RequestSpec, list[tuple[str, int]]]]
+    groups: list[tuple[RequestSpec, list[Choice]]]
 
     @classmethod
     def of(cls, specs: list[RequestSpec]) -> Add:
-        groups: list[tuple[RequestSpec, list[tuple[str, int]]]] = []
+        groups: list[tuple[RequestSpec, list[Choice]]] = []
         for spec in specs:
-            if not groups or not _equal_but_id_and_seed(groups[-1][0], spec):
+            if not groups or not _equal_but_choice(groups[-1][0], spec):
                 groups.append((spec, []))
-            groups[-1][1].append((spec.id, spec.seed))
+            groups[-1][1].append(Choice(spec.id, spec.seed, spec.counts_prompt))
         return cls(groups)
 
     def ids(self) -> Iterator[str]:
-        return (id for _, choices in self.groups for id, _ in choices)
+        return (choice.id for _, choices in self.groups for choice in choices)
 
     def requests(self) -> Iterator[RequestSpec]:
         """Yields all requests in their order."""
-        return (replace(spec, id=id, seed=seed) for spec, choices in self.groups for id, seed in choices)
+        return (replace(spec, **choice._asdict()) for spec, choices in self.groups for choice in choices)
 
 
-def _equal_but_id_and_seed(first: RequestSpec, spec: RequestSpec) -> bool:
-    return spec.prompt is first.prompt and replace(spec, id=first.id, seed=first.seed) == first
+def _equal_but_choice(first: RequestSpec, spec: RequestSpec) -> bool:
+    changed = Choice(first.id, first.seed, first.counts_prompt)._asdict()
+    return spec.prompt is first.prompt and replace(spec, **changed) == first
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):

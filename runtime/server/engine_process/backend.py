@@ -138,7 +138,10 @@ class Backend:
         return last
 
     def send_stats(self) -> None:
+        """Sends the statistics, and what they count of each answer that is sent at its end."""
         self.link.send(ipc_protocol.Stats(self.engine.stats()))
+        if progress := self.engine.progress():
+            self.link.send(ipc_protocol.Outputs(progress))
         self.stats_sent = time.monotonic()
         self.stats_due = False
 

@@ -161,6 +161,7 @@ class PromptEcho:
                     spec.prompt, info, context, param="echo", logprobs=spec.logprobs, tokens_per_step=self._stride,
                     cache_salt=spec.cache_salt,
                 )  # fmt: skip
+                scored = msgspec.structs.replace(scored, counts_prompt=self.silent)
                 self.scores[number] = CompletionState(number, scored, TextBuilder())
         if self.silent:
             for choice in choices:
