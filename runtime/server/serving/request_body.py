@@ -35,7 +35,11 @@ MAX_TOOLS = 256
 Integer = Annotated[int, BeforeValidator(lambda value: integral(from_text(value)))]
 Number = Annotated[float, BeforeValidator(from_text)]
 # A text that some clients have as a number, such as the id of a user.
-Identifier = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+Identifier = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    pydantic.WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer"}]}),
+]
 Integers = Annotated[list[int], Field(fail_fast=True), BeforeValidator(integrals)]
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 
