@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
 
 from runtime.distributed.address import endpoint, without_brackets
@@ -28,17 +29,17 @@ def listen(host: str, port: int) -> socket.socket:
         ConfigError: The address does not exist here, is in use, or is malformed.
     """
     refused: OSError | UnicodeError | None = None
+    reason = ""
     try:
         for family, address in _addresses(without_brackets(host), port):
             try:
                 return _listen_at(family, address)
             except OSError as error:
-                refused = refused or error
+                refused, reason = refused or error, reason or os.strerror(error.errno or 0)
                 if error.errno not in _NO_FAMILY:
                     break
     except (OSError, UnicodeError) as error:  # of the name
-        refused = error
-    reason = getattr(refused, "strerror", None) or refused
+        refused, reason = error, getattr(error, "strerror", None) or str(error)
     raise ConfigError(f"--host {host} --port {port}: cannot be listened on: {reason}{_advice(host, refused)}") from None
 
 
@@ -87,18 +88,10 @@ def _addresses(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
 
 
 def _listen_at(family: int, address: tuple[object, ...]) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:  # the kernel's default depends on net.ipv6.bindv6only
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # bounds how long the kernel keeps unacknowledged data of an answer
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(Limits.stall_seconds * 1000))
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # for a mapped address too
+    listener = socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # bounds how long the kernel keeps unacknowledged data of an answer
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(Limits.stall_seconds * 1000))
     return listener
 
 
