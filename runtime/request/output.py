@@ -252,13 +252,23 @@ class CompletionState:
 
     def usage(self) -> dict[str, Any]:
         """Returns the usage object of OpenAI."""
-        prompt, completion = self.prompt_tokens, self.completion_tokens
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
+        return usage([self], [self])
+
+
+def usage(completions: Sequence[CompletionState], of_prompts: Sequence[CompletionState]) -> dict[str, Any]:
+    """Returns the usage object of OpenAI. `of_prompts`: one completion of each prompt, which counts once."""
+    prompt = sum(completion.prompt_tokens for completion in of_prompts)
+    completed = sum(completion.completion_tokens for completion in completions)
+    found: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completed,
+        "total_tokens": prompt + completed,
+        "prompt_tokens_details": {"cached_tokens": sum(completion.cached_tokens for completion in of_prompts)},
+    }
+    if any(completion.parts is not None for completion in completions):
+        reasoning = sum(completion.reasoning_tokens for completion in completions)
+        found["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+    return found
 
 
 def denoise_fields(output: EngineOutput, **text: str) -> dict[str, Any]:

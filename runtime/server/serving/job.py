@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from msgspec.structs import replace
 
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineOutput
-from runtime.request.output import CompletionState
+from runtime.request.output import CompletionState, usage
 from runtime.request.structured import FIELD
 from runtime.server.engine_client.adapter_registry import no_longer_served
 from runtime.server.engine_client.client import EngineClient
@@ -202,18 +202,7 @@ class GenerationJob:
     # -- fields of responses
 
     def usage(self) -> Usage:
-        prompt_tokens = self.prompt_tokens
-        completion_tokens = sum(choice.completion_tokens for choice in self.choices)
-        usage: Usage = {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in self._of_prompts)},
-        }
-        if any(choice.parts is not None for choice in self.choices):
-            reasoning = sum(choice.reasoning_tokens for choice in self.choices)
-            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
-        return usage
+        return cast(Usage, usage(self.choices, self._of_prompts))
 
     @property
     def prompt_tokens(self) -> int:
