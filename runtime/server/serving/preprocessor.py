@@ -11,6 +11,7 @@ import asyncio
 import secrets
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -92,29 +93,22 @@ class Preprocessor:
             parse_special: Encode the texts of special tokens as these tokens instead of as ordinary text. See
                 docs/research/decoding-rules.md#special-tokens.
         """
-        info, tokenizer = self._require()
-
-        def work(is_needed: Callable[[], bool]) -> list[int]:
-            encode = _encode_prompt if add_bos else _encode
-            return encode(tokenizer, text, info, "prompt", is_needed, parse_special)
-
-        return await self.run(request, len(text), work)
+        encode = self._encode_prompt if add_bos else self._encode
+        return await self.run(request, len(text), partial(encode, text, "prompt", parse_special))
 
     async def encode_pieces(
         self, request: Request, texts: list[str], param: str, max_tokens: int, *, parse_special: bool = False
     ) -> list[list[int]]:
         """Encodes the pieces of a text without a BOS token. Raises RequestError for more than `max_tokens`."""
-        info, tokenizer = self._require()
 
         def work(is_needed: Callable[[], bool]) -> list[list[int]]:
             encoded: list[list[int]] = []
-            tokens = 0
+            left = max_tokens
             for text in texts:
-                ids = _encode(tokenizer, text, info, param, is_needed, parse_special) if is_needed() else []
-                encoded.append(ids)
-                tokens += len(encoded[-1])
-                if tokens > max_tokens:
-                    raise context_length_error(param, info, "more than")
+                encoded.append(self._encode(text, param, parse_special, is_needed) if is_needed() else [])
+                left -= len(encoded[-1])
+                if left < 0:
+                    raise context_length_error(param, self._require()[0], "more than")
             return encoded
 
         return await self.run(request, sum(PIECE_CHARS + len(text) for text in texts), work)
@@ -123,7 +117,7 @@ class Preprocessor:
         self, request: Request, prompts: Sequence[str | list[int]], *, parse_special: bool = False
     ) -> list[list[int]]:
         """Encodes prompts. Prompts of token ids stay unchanged. `parse_special`: as for `encode`."""
-        info, tokenizer = self._require()
+        info = self._require()[0]
 
         def work(is_needed: Callable[[], bool]) -> list[list[int]]:
             encoded: list[list[int]] = []
@@ -131,7 +125,7 @@ class Preprocessor:
             for i, prompt in enumerate(prompts):
                 param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
                 if isinstance(prompt, str):
-                    prompt = _encode_prompt(tokenizer, prompt, info, param, is_needed, parse_special)
+                    prompt = self._encode_prompt(prompt, param, parse_special, is_needed)
                 check_length(prompt, info, param)  # the first that is too long ends it
                 encoded.append(prompt)
                 tokens += len(prompt)
@@ -168,12 +162,11 @@ class Preprocessor:
             if name in variables:
                 raise refuse(f"chat_template_kwargs.{name}", "this name is the template's own; leave it out")
         size = count_characters(variables)
+        simple = all(value is None or isinstance(value, bool | str) for value in variables.values())
         if tools is not None:
             if "tools" in variables:
                 raise refuse("chat_template_kwargs.tools", "is also set by tools; leave one of them out")
             size += count_characters({"tools": tools}, "tools", MAX_TOOL_VALUES)
-        simple = all(value is None or isinstance(value, bool | str) for value in variables.values())
-        if tools is not None:
             variables["tools"] = tools
         size += sum(MESSAGE_CHARS + len(str(value)) for message in messages for value in message.values())
         begun = mark = ""
@@ -192,12 +185,12 @@ class Preprocessor:
             return before + begun
 
         def work(is_needed: Callable[[], bool]) -> list[int]:
-            return _encode(tokenizer, render(RenderBudget(is_needed=is_needed)), info, "messages", is_needed)
+            return self._encode(render(RenderBudget(is_needed=is_needed)), "messages", False, is_needed)
 
         if size <= SMALL_TEXT and len(messages) <= SMALL_CHAT and simple:
             text = render(RenderBudget())
             if len(text) <= SMALL_TEXT:
-                return _encode(tokenizer, text, info, "messages", _always_needed)
+                return self._encode(text, "messages", False, _always_needed)
         return await self._executors.run(request, size, work)
 
     async def decode(self, request: Request, ids: list[int]) -> str:
@@ -242,6 +235,18 @@ class Preprocessor:
         """Runs `work` of `size` characters, without a thread if they are few."""
         return work(_always_needed) if size <= SMALL_TEXT else await self._executors.run(request, size, work)
 
+    def _encode_prompt(self, text: str, param: str, parse_special: bool, is_needed: Callable[[], bool]) -> list[int]:
+        """Encodes a text with the BOS token before it, unless the text begins with it."""
+        ids, info = self._encode(text, param, parse_special, is_needed), self._require()[0]
+        return ids if parse_special and ids[:1] == [info.bos_token_id] else info.with_bos(ids)
+
+    def _encode(self, text: str, param: str, parse_special: bool, is_needed: Callable[[], bool]) -> list[int]:
+        info, tokenizer = self._require()
+        ids = tokenizer.encode_limited(text, info.max_model_len, param, is_needed, parse_special=parse_special)
+        if ids is None:
+            raise context_length_error(param, info)
+        return ids
+
 
 def count_characters(arguments: dict[str, Any], name: str = "chat_template_kwargs", limit: int = MAX_ARGUMENTS) -> int:
     """Returns the approximate number of characters of the arguments of a template.
@@ -268,28 +273,6 @@ def context_length_error(param: str, info: EngineInfo, what: str = "far more tha
     """Returns the error for a text that is too long, without its exact number of tokens."""
     sentence = f"has {what} the {info.max_model_len} tokens of the model's length; shorten it"
     return refuse(param, sentence, code="context_length_exceeded")
-
-
-def _encode_prompt(
-    tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, is_needed: Callable[[], bool], parse_special: bool
-) -> list[int]:
-    """Encodes a text with the BOS token before it, unless the text begins with it."""
-    ids = _encode(tokenizer, text, info, param, is_needed, parse_special)
-    return ids if parse_special and ids[:1] == [info.bos_token_id] else info.with_bos(ids)
-
-
-def _encode(
-    tokenizer: Tokenizer,
-    text: str,
-    info: EngineInfo,
-    param: str,
-    is_needed: Callable[[], bool],
-    parse_special: bool = False,
-) -> list[int]:
-    ids = tokenizer.encode_limited(text, info.max_model_len, param, is_needed, parse_special=parse_special)
-    if ids is None:
-        raise context_length_error(param, info)
-    return ids
 
 
 def _always_needed() -> bool:
