@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
@@ -86,6 +87,10 @@ async def model(context: Context, name: str) -> Response:
 def _model(context: ServerContext, name: str) -> api.Model:
     info = context.engine_client.require()
     decoding = info.defaults()
+    defaults: Any = {
+        **info.sampling,
+        "decoding": {"algorithm": decoding.algorithm, **nested(decoding.values)},
+    }
     found: api.Model = {
         "id": name,
         "object": "model",
@@ -96,13 +101,7 @@ def _model(context: ServerContext, name: str) -> api.Model:
         "block_size": info.block_size,
         "mask_token_id": info.mask_token_id,
         "eos_token_ids": info.eos_token_ids,
-        "defaults": {
-            "temperature": info.temperature,
-            "top_p": info.top_p,
-            "top_k": info.top_k,
-            "min_p": info.min_p,
-            "decoding": {"algorithm": decoding.algorithm, **nested(decoding.values)},
-        },
+        "defaults": defaults,
     }
     if name not in context.names:
         found["parent"], found["root"] = context.names[0], context.engine_client.adapters.entries[name].uri

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -13,8 +13,7 @@ from typing_extensions import TypedDict
 from runtime.errors import RequestError
 from runtime.request.validation import refuse
 from runtime.server.http_protocol.error_responses import ERROR_TYPES
-from runtime.server.serving import chat
-from runtime.server.serving.generation import Entries, ModelName, SingleChoiceRequest, TemplateArguments, check_unset
+from runtime.server.serving import chat, generation
 from runtime.server.serving.request_body import (
     AnyOfUnion,
     Integer,
@@ -208,7 +207,7 @@ class MessagesToolChoice(RequestModel):
 class CountRequest(RequestModel):
     """A conversation whose tokens are counted."""
 
-    model: ModelName = None
+    model: generation.ModelName = None
     messages: MessageList[InputMessage] = api_field(
         "messages of the chat; a last message of the assistant is continued", chat.EXAMPLE_CHAT
     )
@@ -222,7 +221,7 @@ class CountRequest(RequestModel):
     output_format: Any = optional(
         "earlier name of `output_config.format`", {"type": "json_schema", "schema": {"type": "object"}}
     )
-    chat_template_kwargs: TemplateArguments = None
+    chat_template_kwargs: generation.TemplateArguments = None
     cache_control: Any = optional("ignored; every prefix is cached", None)
     speed: str | None = ignored_field("standard")
 
@@ -274,10 +273,10 @@ class CountRequest(RequestModel):
         return True
 
 
-class MessagesRequest(CountRequest, SingleChoiceRequest):
+class MessagesRequest(CountRequest, generation.SingleChoiceRequest):
     max_tokens: Integer | None = optional("maximum output tokens; default: the rest of max_model_len", 64)
     stop_sequences: list[str] | None = optional("stop strings; the output ends before the first one", ["\n\n"])
-    metadata: Entries | None = ignored_field({"user_id": "someone"})
+    metadata: generation.Entries | None = ignored_field({"user_id": "someone"})
     service_tier: str | None = ignored_field("auto")
     inference_geo: str | None = ignored_field("eu")
     response_format: Annotated[Any, UnsupportedField(why="is not supported; use output_config.format")] = None
@@ -304,7 +303,7 @@ class MessagesRequest(CountRequest, SingleChoiceRequest):
         if self.output_format is not None and self.output_format != found:
             raise refuse("output_format", f"conflicts with {name}; send one of them")
         if self.stop_sequences is not None:
-            check_unset(self, ["stop"], "is stop_sequences here; give that alone")
+            generation.check_unset(self, ["stop"], "is stop_sequences here; give that alone")
 
     def set_fields(self) -> dict[str, Any]:
         return super().set_fields() | ({} if self.stop_sequences is None else {"stop": self.stop_sequences})
@@ -424,7 +423,7 @@ class MessagesUsage(TypedDict):
     cache_read_input_tokens: Annotated[int, api_field("prompt tokens found in the prefix cache")]
 
 
-class MessagesAnswer(TypedDict):
+class MessagesAnswer(generation.Warned):
     """The answer of `/v1/messages`."""
 
     id: Annotated[str, api_field("id of this request")]
@@ -435,7 +434,6 @@ class MessagesAnswer(TypedDict):
     stop_reason: Annotated[StopReason | None, api_field("reason for the end; null in the first event of a stream")]
     stop_sequence: Annotated[str | None, api_field("the stop sequence that ended the output, if any")]
     usage: Annotated[MessagesUsage, api_field("token counts")]
-    warning: Annotated[NotRequired[str], api_field("why structured output did not end by itself")]
 
 
 class TokenCount(TypedDict):
@@ -486,11 +484,10 @@ class MessageEnd(TypedDict):
     stop_sequence: Annotated[str | None, api_field("the stop sequence that ended the output, if any")]
 
 
-class MessageDelta(TypedDict):
+class MessageDelta(generation.Warned):
     type: Literal["message_delta"]
     delta: Annotated[MessageEnd, api_field("how the message ended")]
     usage: Annotated[MessagesUsage, api_field("token counts")]
-    warning: Annotated[NotRequired[str], api_field("why structured output did not end by itself")]
 
 
 class MessageStop(TypedDict):

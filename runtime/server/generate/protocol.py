@@ -95,7 +95,7 @@ class MetaInfo(TypedDict):
     ]
 
 
-class GenerateAnswer(_Answer, generation.StepFields):
+class GenerateAnswer(_Answer, generation.StepFields, generation.PromptWarned):
     """The answer of `/generate`."""
 
     text: Annotated[str, api_field("output without end-of-sequence tokens and stop strings")]
@@ -105,9 +105,6 @@ class GenerateAnswer(_Answer, generation.StepFields):
     meta_info: Annotated[NotRequired[MetaInfo], api_field("with `return_step_maps`")]
     full_text: Annotated[str, api_field("prompt and output")]
     full_token_ids: Annotated[list[int], api_field("token ids of prompt and output")]
-    warning: Annotated[
-        NotRequired[str], api_field("mistake in the prompt, or why structured output did not end by itself")
-    ]
 
 
 class GenerateFinal(GenerateAnswer):

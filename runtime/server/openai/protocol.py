@@ -278,13 +278,12 @@ class ChatChoice(TokenFields):
     ]
 
 
-class ChatAnswer(ResponseHead, PromptIds):
+class ChatAnswer(ResponseHead, PromptIds, generation.Warned):
     """The answer of `/v1/chat/completions`."""
 
     object: Literal["chat.completion"]
     choices: Annotated[list[ChatChoice], api_field("`n` completions")]
     usage: Annotated[generation.Usage, api_field("token counts")]
-    warning: Annotated[NotRequired[str], api_field("why structured output did not end by itself")]
 
 
 class FunctionDelta(TypedDict):
@@ -320,12 +319,11 @@ class ChatChunkChoice(TokenFields):
     finish_reason: Annotated[Reason | None, api_field("reason for the end; null before")]
 
 
-class ChatChunk(_Chunk, PromptIds):
+class ChatChunk(_Chunk, PromptIds, generation.Warned):
     """An event of a chat's stream."""
 
     object: Literal["chat.completion.chunk"]
     choices: Annotated[list[ChatChunkChoice], api_field("one completion; none in the last chunk with the usage")]
-    warning: Annotated[NotRequired[str], api_field("why structured output did not end by itself")]
 
 
 class CompletionLogprobs(TypedDict):
@@ -350,15 +348,12 @@ class CompletionChoice(TokenFields, PromptIds):
     finish_reason: Annotated[Reason, api_field("`stop`: end of sequence or a stop string; `length`: a limit")]
 
 
-class CompletionAnswer(ResponseHead):
+class CompletionAnswer(ResponseHead, generation.PromptWarned):
     """The answer of `/v1/completions`."""
 
     object: Literal["text_completion"]
     choices: Annotated[list[CompletionChoice], api_field("`n` completions per prompt")]
     usage: Annotated[generation.Usage, api_field("token counts")]
-    warning: Annotated[
-        NotRequired[str], api_field("mistake in the prompt, or why structured output did not end by itself")
-    ]
 
 
 class CompletionChunkChoice(TokenFields, PromptIds):
@@ -372,11 +367,8 @@ class CompletionChunkChoice(TokenFields, PromptIds):
     finish_reason: Annotated[Reason | None, api_field("reason for the end; null before")]
 
 
-class CompletionChunk(_Chunk):
+class CompletionChunk(_Chunk, generation.PromptWarned):
     """An event of a completion's stream."""
 
     object: Literal["text_completion"]
     choices: Annotated[list[CompletionChunkChoice], api_field("one completion; none in the last chunk with the usage")]
-    warning: Annotated[
-        NotRequired[str], api_field("mistake in the prompt, or why structured output did not end by itself")
-    ]

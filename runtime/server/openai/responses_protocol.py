@@ -477,7 +477,7 @@ class ResponseSettings(TypedDict):
     user: Annotated[str | None, api_field("as requested")]
 
 
-class ResponsesAnswer(ResponseSettings):
+class ResponsesAnswer(ResponseSettings, generation.Warned):
     """The answer of `/v1/responses`."""
 
     id: Annotated[str, api_field("id of this request")]
@@ -489,7 +489,6 @@ class ResponsesAnswer(ResponseSettings):
     usage: Annotated[ResponsesUsage | None, api_field("token counts, after the end")]
     error: Annotated[ResponseError | None, api_field("reason of a failure")]
     incomplete_details: Annotated[Incomplete | None, api_field("reason for an incomplete response")]
-    warning: Annotated[NotRequired[str], api_field("why structured output did not end by itself")]
 
 
 class _Numbered(TypedDict):

@@ -323,6 +323,18 @@ class Timings(TypedDict):
     total_seconds: Annotated[float, api_field("seconds until the end")]
 
 
+class Warned(TypedDict, total=False):
+    """Optional field of a response."""
+
+    warning: Annotated[str, api_field("why structured output did not end by itself")]
+
+
+class PromptWarned(TypedDict, total=False):
+    """Optional field of a response to a prompt of text."""
+
+    warning: Annotated[str, api_field("mistake in the prompt, or why structured output did not end by itself")]
+
+
 class DenoiseStep(TypedDict):
     """The open blocks after a step."""
 

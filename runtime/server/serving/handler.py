@@ -12,11 +12,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-from typing_extensions import TypedDict
 
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.output import CompletionState
+from runtime.server.serving.generation import PromptWarned, Warned
 from runtime.server.serving.job import GenerationJob, OutputDelta
 from runtime.server.serving.request_body import ClientGone, until_disconnect
 from runtime.tokenizer import Tokenizer
@@ -181,12 +181,6 @@ SPECIAL_TEXT = (
 )
 
 
-class Warned(TypedDict, total=False):
-    """Optional field of a response."""
-
-    warning: str
-
-
 def format_warning(choices: Iterable[CompletionState]) -> Warned:
     """Returns the first `warning` of the completions, if one has any."""
     warning = next(filter(None, (choice.warning for choice in choices)), "")
@@ -195,7 +189,7 @@ def format_warning(choices: Iterable[CompletionState]) -> Warned:
 
 def prompt_warning(
     info: EngineInfo, tokenizer: Tokenizer, special_text: str | None, choices: Sequence[CompletionState]
-) -> Warned:
+) -> PromptWarned:
     """Returns `warning` if a prompt is probably not what the client meant, or see `format_warning`.
 
     That is, if its text contains that of a special token, or if a completion is empty and its prompt was made without
