@@ -111,7 +111,16 @@ class StreamOptions(ObfuscationOptions):
     continuous_usage_stats: bool | None = optional("with it: add the usage to each chunk", False)
 
 
-class OpenAIRequest(generation.StepMapRequest):
+class AccountFields(RequestModel):
+    """Fields for the services of OpenAI's accounts, which all of its APIs have."""
+
+    store: bool | None = optional("ignored; responses are not stored", False)
+    service_tier: str | None = ignored_field("auto")
+    safety_identifier: Identifier | None = ignored_field("someone")
+    prompt_cache_key: Identifier | None = optional("ignored; prefixes are cached without it", "sums")
+
+
+class OpenAIRequest(generation.StepMapRequest, AccountFields):
     """The fields that chat and completions share."""
 
     return_token_ids: bool | None = optional("return the token ids of prompts and outputs", True)
@@ -122,10 +131,6 @@ class OpenAIRequest(generation.StepMapRequest):
     )
     user: Identifier | None = ignored_field("someone")
     metadata: generation.Entries | None = ignored_field({"topic": "sums"})
-    store: bool | None = optional("ignored; responses are not stored", False)
-    service_tier: str | None = ignored_field("auto")
-    safety_identifier: Identifier | None = ignored_field("someone")
-    prompt_cache_key: Identifier | None = optional("ignored; prefixes are cached without it", "sums")
 
 
 class ChatRequest(OpenAIRequest, chat.ChatFields):

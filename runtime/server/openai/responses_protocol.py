@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from runtime.request.validation import preview, refuse
-from runtime.server.openai.protocol import ObfuscationOptions, ToolChoice, Verbosity, parse_tool_choice
+from runtime.server.openai.protocol import AccountFields, ObfuscationOptions, ToolChoice, Verbosity, parse_tool_choice
 from runtime.server.serving import chat, generation
 from runtime.server.serving.request_body import (
     MAX_TOOLS,
@@ -224,7 +224,7 @@ class _DefinedFunction(NamedTuple):
     namespace: ResponsesTool | None
 
 
-class ResponsesRequest(generation.SingleChoiceRequest):
+class ResponsesRequest(generation.SingleChoiceRequest, AccountFields):
     input: TextOrParts[InputItem] = api_field("text of the user, or the items of the conversation", "Solve: 12 + 30.")
     instructions: str | None = optional("system prompt", "You are terse.")
     max_output_tokens: Integer | None = optional("maximum output tokens; default: the rest of max_model_len", 64)
@@ -239,12 +239,8 @@ class ResponsesRequest(generation.SingleChoiceRequest):
     max_tool_calls: Integer | None = ignored_field(1)
     chat_template_kwargs: generation.TemplateArguments = None
     metadata: generation.Entries | None = optional("returned in the response", {"topic": "sums"})
-    store: bool | None = optional("ignored; responses are not stored", False)
     stream_options: ObfuscationOptions | None = optional("options of the stream", {})
     user: Identifier | None = optional("returned in the response", "someone")
-    service_tier: str | None = ignored_field("auto")
-    safety_identifier: Identifier | None = ignored_field("someone")
-    prompt_cache_key: Identifier | None = optional("ignored; prefixes are cached without it", "sums")
     prompt_cache_retention: str | None = ignored_field("24h")
     include: Annotated[list[str], Field(max_length=generation.MAX_ENTRIES, fail_fast=True)] | None = optional(
         f"`{_ENCRYPTED}`, which is ignored, and outputs of the hosted tools of the request", [_ENCRYPTED]
