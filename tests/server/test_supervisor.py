@@ -74,10 +74,10 @@ def long_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.asynccontextmanager
 async def supervised(
-    folder: Path, log: Log, command: tuple[str, ...] = BACKEND, **engine: Any
+    folder: Path, log: Log, command: tuple[str, ...] = BACKEND, num_nodes: int = 1, **engine: Any
 ) -> AsyncIterator[Supervisor]:
     """Yields a supervisor of one backend, which the log observes."""
-    config = ServerConfig(engine=EngineConfig(**engine))
+    config = ServerConfig(engine=EngineConfig(**engine), num_nodes=num_nodes, master_port=1 if num_nodes > 1 else None)
     supervisor = Supervisor(config, folder, log.failures.append, command)
     supervisor.observer = log
     await supervisor.start()
@@ -148,6 +148,21 @@ async def test_a_failed_load_is_reported_once_and_not_repeated(folder: Path) -> 
         await wait_until_async(supervisor.tasks[0].done)  # no other backend is started
     assert log.failures == [MISSING]
     assert supervisor.replicas[0].starts == 1
+
+
+@on_loop
+@pytest.mark.parametrize("nodes", [1, 2])
+async def test_a_server_whose_other_host_does_not_return_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, nodes: int
+) -> None:
+    """A server of one host loads its model again and again."""
+    log = Log()
+    async with supervised(folder, log, num_nodes=nodes, tensor_parallel_size=nodes) as supervisor:
+        await wait_until_async(lambda: log.ready == 1)
+        supervisor.engine_config = lambda: EngineConfig(accept_threshold=0.0)
+        process_of(supervisor).kill()
+        await wait_until_async(lambda: log.failures if nodes > 1 else supervisor.replicas[0].starts > 2)
+        assert log.failures == ([MISSING] if nodes > 1 else [])
 
 
 @on_loop

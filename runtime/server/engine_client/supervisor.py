@@ -168,8 +168,8 @@ class Supervisor:
 
     Attributes:
         observer: receives events of the replicas. It is set before `start` is called.
-        on_give_up: called with the reason if a backend fails before any backend has ever been ready, or if the sockets
-            were removed. The server then cannot start backends, and ends.
+        on_give_up: called with the reason if a backend fails before any backend has ever been ready, if ranks on other
+            hosts do not join again in time, or if the sockets were removed. The server then ends.
         socket_directory: directory of the sockets.
         engine_config: returns the engine configuration of new processes.
         ready: indices of the ready replicas.
@@ -257,9 +257,12 @@ class Supervisor:
                 f"{gone[0]} was removed while the server ran, so that no backend can connect; keep what cleans up "
                 "temporary files away from it, or set TMPDIR"
             )
-        elif not self.ever_ready:
-            self.on_give_up(reason)
-        return self.ever_ready and not gone
+            return False
+        # Hosts that do not join again in time need whoever starts this server, as they do at its start.
+        if self.ever_ready and (replica.serving_since or self.config.num_nodes == 1):
+            return True
+        self.on_give_up(reason)
+        return False
 
     def _down(self, replica: Replica, reason: str) -> None:
         """Handles the exit of a process, or the message that announces it, whichever is first."""
