@@ -26,6 +26,7 @@ COLUMNS = (
     ("Model", "string", ".spec.model.uri", "The checkpoint.", 0),
     ("Available", "integer", ".status.readyReplicas", "Number of Ready pods.", 0),
     ("Desired", "integer", ".spec.replicas", "Desired number of pods.", 0),
+    ("Nodes", "integer", ".spec.parallelism.nodes", "Pods of an engine, if there are several.", 1),
     ("Cached", "string", _CACHED, "Status of the condition ModelCached.", 1),
     ("Adapters", "string", f"{_ADAPTERS}.status", "Status of the condition AdaptersLoaded.", 1),
     ("Route", "string", f"{_ROUTE}.status", "Status of the condition RouteReady.", 1),

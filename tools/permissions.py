@@ -13,6 +13,7 @@ from unmask_operator.kinds import (
     EVENTS,
     GRANTED,
     JOBS,
+    LEADER_WORKER_SETS,
     LEASES,
     NODES,
     OPTIONAL,
@@ -44,8 +45,9 @@ def _rule(group: str, resource: str, verbs: str, why: str, scope: str = "watched
 
 # Kinds that may be absent are listed periodically instead of watched.
 _WATCH = {k.kind: "" if k in OPTIONAL else " watch" for k in CHILDREN}
-# The operator never deletes these three kinds: every resource has them, and garbage collection removes them.
-_DELETE = {k.kind: "" if k.kind in ("Deployment", "Service", "ServiceAccount") else " delete" for k in CHILDREN}
+# The operator never deletes these kinds: garbage collection removes them with the resource.
+_KEPT = ("Deployment", "LeaderWorkerSet", "Service", "ServiceAccount")
+_DELETE = {k.kind: "" if k.kind in _KEPT else " delete" for k in CHILDREN}
 _CHILD_RULES = {
     kind: _rule(
         kind.group,
@@ -95,7 +97,11 @@ RULES: tuple[Rule, ...] = (
 ADOPTION_RULES = tuple(
     _rule(kind.group, kind.plural, "delete", f"to set the owner of a {kind.kind} that a resource adopts")
     for kind in CHILDREN
-    if not _DELETE[kind.kind]
+    if not _DELETE[kind.kind] and kind not in GRANTED
+)
+# Granted only with both lws.enabled and rbac.adoption.
+LWS_ADOPTION_RULE = _rule(
+    LEADER_WORKER_SETS.group, LEADER_WORKER_SETS.plural, "delete", "to set the owner of one that a resource adopts"
 )
 
 # Granted only with these values of the chart, which are also fields of Settings.
@@ -104,6 +110,12 @@ VALUE_RULES: Mapping[str, tuple[Rule, ...]] = {
         value: tuple(_CHILD_RULES[kind] for kind, granted_by in GRANTED.items() if granted_by == value)
         for value in GRANTED.values()
     },
+    "lws": (
+        _CHILD_RULES[LEADER_WORKER_SETS],
+        _rule(
+            LEADER_WORKER_SETS.group, f"{LEADER_WORKER_SETS.plural}/scale", "patch", "replicas of one that is refused"
+        ),
+    ),
     "activator": (
         _CHILD_RULES[ENDPOINT_SLICES],
         _rule(

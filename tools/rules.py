@@ -97,6 +97,8 @@ _ADAPTER = rf"^(demo://[a-z0-9][a-z0-9_-]*|{_HUB}|{_CLAIM})$"
 _TAGGED = r"^([^/@]+/)*[^/:@]+:[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 _RESERVED_ARGUMENT = rf"^(-h|--({'|'.join(name.replace('-', '[-_]') for name in RESERVED)})(=.*)?)$"
 
+_ONE_NODE = "!has(self.parallelism) || !has(self.parallelism.nodes) || self.parallelism.nodes == 1"
+
 _PRIVATE_PATHS = " || ".join(f"p.startsWith('/{name}')" for name in ("metrics", "health", "ready", "startup"))
 
 NAME = Rule(
@@ -196,6 +198,23 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "!self.model.uri.matches('^(s3|gs)://') || (has(self.modelCache) && has(self.modelCache.pvc))",
             "an s3:// or gs:// model is downloaded to a claim only; set modelCache.pvc",
             "modelCache",
+        ),
+        Rule(
+            f"{_ONE_NODE} || !self.model.uri.startsWith('hf://') || has(self.model.revision) || "
+            "(has(self.modelCache) && has(self.modelCache.pvc))",
+            "must be set with parallelism.nodes, for the same files in all pods; set it, or modelCache.pvc",
+            "model.revision",
+        ),
+        Rule(
+            f"{_ONE_NODE} || !has(self.modelCache) || !has(self.modelCache.pvc) || "
+            "!has(self.modelCache.pvc.accessModes) || self.modelCache.pvc.accessModes.exists(m, m.endsWith('Many'))",
+            "needs ReadWriteMany with parallelism.nodes, because pods of several nodes read the claim",
+            "modelCache.pvc.accessModes",
+        ),
+        Rule(
+            f"({_ONE_NODE}) == ({_ONE_NODE.replace('self.', 'oldSelf.')})",
+            "cannot be changed between 1 and more; create a second service, and delete this one",
+            "parallelism.nodes",
         ),
         _keys_rule("commonLabels", RESERVED_LABELS),
         _names_rule("commonLabels"),
@@ -301,6 +320,21 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "!has(self.expert) || self.expert == 1 || (has(self.tensor) && self.expert == self.tensor)",
             "must be 1 (every expert is sharded across the GPUs) or equal to tensor (each GPU holds complete experts)",
             "expert",
+        ),
+        Rule(
+            "!has(self.nodes) || (has(self.tensor) ? self.tensor : 1) % self.nodes == 0",
+            "must divide tensor, the number of GPUs of an engine",
+            "nodes",
+        ),
+        Rule(
+            "!has(self.nodes) || self.nodes == 1 || !has(self.data) || self.data == 1",
+            "must be 1 with nodes above 1, because such an engine has its own server; increase replicas",
+            "data",
+        ),
+        Rule(
+            "!has(self.topologyKey) || (has(self.nodes) && self.nodes > 1)",
+            "places the pods of a group; set nodes above 1, or remove it",
+            "topologyKey",
         ),
     ),
     Gpu: (

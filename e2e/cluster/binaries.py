@@ -73,6 +73,7 @@ PROGRAMS = {
     "coredns": Program("coredns", "github.com/coredns/coredns", "github.com/coredns/coredns", "coredns"),
     "helm": Program("kubernetes", "helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3", "helm"),
     "kwok": Program("kubernetes", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok", "kwok"),
+    "lws": Program("lws", "sigs.k8s.io/lws/cmd", "sigs.k8s.io/lws", "lws"),
     "pod": Program("pod", ".", "", "pod"),
     "keda": Program("keda", "github.com/kedacore/keda/v2/cmd/operator", "github.com/kedacore/keda/v2", "keda"),
 }

@@ -173,6 +173,7 @@ class OperatorProcess:
             f"{prefix}KEDA": "true",
             f"{prefix}DRA": "true",
             f"{prefix}GATEWAY": "true",
+            f"{prefix}LWS": "true",
             f"{prefix}ACTIVATOR": ACTIVATOR,
             f"{prefix}LOG_FORMAT": "json",
             **{f"{prefix}{setting.upper()}": value for setting, value in settings.items()},

@@ -66,12 +66,16 @@ POD_MONITORS = ApiKind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 SCALED_OBJECTS = ApiKind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 ENDPOINT_SLICES = ApiKind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 CLAIM_TEMPLATES = ApiKind("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
+LEADER_WORKER_SETS = ApiKind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
 HTTP_ROUTES = ApiKind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 INFERENCE_POOLS = ApiKind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 
 # The kinds of children. Those of OPTIONAL are listed and not watched: some clusters lack them, or the operator has few
 # objects of a kind of which the cluster has many.
-OPTIONAL = (POD_MONITORS, SCALED_OBJECTS, ENDPOINT_SLICES, CLAIM_TEMPLATES, INFERENCE_POOLS, HTTP_ROUTES)
+OPTIONAL = (
+    *(POD_MONITORS, SCALED_OBJECTS, ENDPOINT_SLICES, CLAIM_TEMPLATES),
+    *(LEADER_WORKER_SETS, INFERENCE_POOLS, HTTP_ROUTES),
+)
 CHILDREN = (
     *(SERVICES, SERVICE_ACCOUNTS, CONFIG_MAPS, REVISIONS, DEPLOYMENTS),
     *(AUTOSCALERS, NETWORK_POLICIES, DISRUPTION_BUDGETS, *OPTIONAL),
@@ -81,6 +85,7 @@ GRANTED = {
     SCALED_OBJECTS: "keda",
     ENDPOINT_SLICES: "activator",
     CLAIM_TEMPLATES: "dra",
+    LEADER_WORKER_SETS: "lws",
     INFERENCE_POOLS: "gateway",
     HTTP_ROUTES: "gateway",
 }

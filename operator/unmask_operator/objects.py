@@ -21,6 +21,7 @@ FIELD_MANAGER = "unmask-operator"
 
 SERVICE_LABEL = f"{GROUP}/service"  # label with the resource's name; the only label of the pod selector
 FETCH_LABEL = f"{GROUP}/fetch"  # label of a pod that downloads a model: the resource's name
+ROLE_LABEL = f"{GROUP}/role"  # label of a pod of a group: leader or worker; pods of one node have none
 TEMPLATE_LABEL = f"{GROUP}/template"  # label of a pod: digest of its template
 ADOPT = f"{GROUP}/adopt"  # annotation of the resource: "true" adopts orphaned children
 RESTARTED_AT = f"{GROUP}/restartedAt"  # annotation of the resource: a new value restarts the engine
@@ -64,6 +65,11 @@ def controller_uid(obj: Mapping[str, Any]) -> str | None:
         if owner.get("controller"):
             return str(owner["uid"])
     return None
+
+
+def serves(pod: Mapping[str, Any]) -> bool:
+    """Returns whether a pod serves HTTP, and is no worker of a group."""
+    return bool(section(pod, "metadata", "labels").get(ROLE_LABEL) != "worker")
 
 
 def section(obj: Any, *members: str) -> Obj:

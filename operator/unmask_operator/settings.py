@@ -41,6 +41,7 @@ class Settings:
     # Labels of the activator's pods, which NetworkPolicies of services with spec.autoscaling.zero admit.
     activator_selector: Mapping[str, str] = field(default_factory=dict)
     dra: bool = False  # whether the chart grants permissions on ResourceClaimTemplates
+    lws: bool = False  # whether the chart grants permissions on LeaderWorkerSets
     gateway: bool = False  # whether the chart grants permissions on HTTPRoutes and InferencePools
     # Variables of all engines, such as proxies and HF_ENDPOINT.
     engine_env: Mapping[str, str] = field(default_factory=dict)

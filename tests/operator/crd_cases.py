@@ -68,6 +68,10 @@ def cached(model: Spec | None = None, **fields: Any) -> Spec:
     return {"model": model or HUB, "modelCache": {"pvc": fields}}
 
 
+def nodes(count: int, **fields: Any) -> Spec:
+    return {"gpu": {}, "parallelism": {"tensor": 2, "nodes": count, **fields}}
+
+
 INVALID_KEYS = ("", "-a", "a" * 64, "Example.com/a", "example.com/", "é")
 RULES = (
     Case("must be at most 40 characters", {}, {}, ("a" * 40, "a" * 41)),
@@ -90,6 +94,13 @@ RULES = (
          adapters({}, preMerge=True, maxAdapters=2)),
     Case("or equal to tensor", {"gpu": {}, "parallelism": {"tensor": 4, "expert": 4}},
          {"gpu": {}, "parallelism": {"tensor": 4, "expert": 2}}),
+    Case("must divide tensor", nodes(2, tensor=4), nodes(3, tensor=4)),
+    Case("such an engine has its own server", nodes(2), nodes(2, data=2)),
+    Case("places the pods of a group", nodes(2, topologyKey="example.com/rack"), nodes(1, topologyKey="rack")),
+    Case("for the same files in all pods", {**nodes(2), "model": {**HUB, "revision": "v1"}},
+         {**nodes(2), "model": HUB}),
+    Case("because pods of several nodes read the claim", {**nodes(2), **cached(size="1Gi")},
+         {**nodes(2), **cached(size="1Gi", accessModes=["ReadWriteOnce"])}),
     Case("must be a multiple or a divisor of blockSize", engine(blockSize=24, pageSize=32, decodingStrategy="D2f"),
          engine(blockSize=24, pageSize=32, decodingStrategy="FastDllmV2")),
     Case("must be at least (bufferSize + 1) * blockSize", engine(blockSize=32, bufferSize=3, maxNumBatchedTokens=128),
@@ -276,5 +287,7 @@ EDITS: tuple[tuple[Spec, list[tuple[Spec, str]], list[Spec]], ...] = (
         ],
         [cached(**FAST | {"size": "0.2Ti"}), cached(claimName="models"), {"model": HUB}],
     ),
+    (nodes(2), [(nodes(1), "create a second service")], [nodes(2, topologyKey="rack")]),
+    (nodes(1), [(nodes(2), "create a second service")], [{"gpu": {}}, {}]),
 )
 NAMES_REFUSED = ("1st", "a.b", "a" * 41)

@@ -184,8 +184,8 @@ class FakeApi:
         if live and live["metadata"]["uid"] == uid:
             self._note("delete", self.objects.pop(ref))
 
-    async def patch_deployment_scale(self, namespace: str, name: str, uid: str, replicas: int) -> Obj:
-        live = self._ask("scale", Ref("apps/v1", "Deployment", name))
+    async def patch_workload_scale(self, kind: Any, namespace: str, name: str, uid: str, replicas: int) -> Obj:
+        live = self._ask("scale", Ref(kind.api_version, kind.kind, name))
         assert live["metadata"]["uid"] == uid
         self._note("scale", self.put({**live, "spec": {**live["spec"], "replicas": replicas}}))
         return {"kind": "Scale"}

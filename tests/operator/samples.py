@@ -13,7 +13,7 @@ from unmask_operator.plan.plan import Plan, plan
 from unmask_operator.settings import Settings
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-SETTINGS = Settings(gateway=True, dra=True)
+SETTINGS = Settings(gateway=True, dra=True, lws=True)
 NEW = Settings(version="0.2.0", runtime_image="unmask-runtime:0.2.0", engine_env={"NEW": "1"}, gateway=True)
 
 

@@ -46,7 +46,13 @@ SPECS = st.fixed_dictionaries(
         "gpu": st.sampled_from([{}, {"resourceName": "amd.com/gpu"}]),
         "parallelism": st.fixed_dictionaries({}, optional={"data": st.integers(1, 8)})
         | st.integers(1, 8).flatmap(
-            lambda tensor: st.fixed_dictionaries({"tensor": st.just(tensor)}, optional={"expert": st.just(tensor)})
+            lambda tensor: st.fixed_dictionaries(
+                {"tensor": st.just(tensor)},
+                optional={
+                    "expert": st.just(tensor),
+                    "nodes": st.sampled_from([count for count in range(1, tensor + 1) if tensor % count == 0]),
+                },
+            )
         ),
         "lora": LORA,
         "drainTimeoutSeconds": st.integers(0, 3600),

@@ -53,7 +53,8 @@ def test_the_runtime_parses_the_arguments_of_any_spec(spec, thresholds):
     assert (engine_config.lora_path, engine_config.pre_merge_lora) == (path, merged is not None)
     assert engine_config.max_lora_rank == (lora.max_rank if lora else None)
     sizes = (engine_config.tensor_parallel_size, config.data_parallel_size, engine_config.expert_parallel_size)
-    assert sizes == tuple(size for _, size in service.spec.parallelism)
+    asked = service.spec.parallelism
+    assert (*sizes, config.num_nodes) == (asked.tensor, asked.data, asked.expert, asked.nodes)
     assert config.drain_timeout == service.spec.drain_timeout_seconds
     assert engine_config.disable_prefix_caching is (engine.prefix_caching is False)
     for name in ("block_size", "buffer_size", "page_size", "max_model_len"):

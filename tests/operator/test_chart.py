@@ -14,6 +14,7 @@ from tests.operator.helm import CHART, CHARTS, CRDS, render, render_crds
 from tools.permissions import (
     ADOPTION_RULES,
     CLAIM_ADOPTION_RULE,
+    LWS_ADOPTION_RULE,
     MODEL_CACHE_RULES,
     NODE_RULE,
     RULES,
@@ -145,21 +146,28 @@ def test_further_permissions_are_granted_only_with_their_value(value, further, n
     objects = render(**{value: True, "watchNamespaces": namespaces})
     rules, expected = named(objects)[role]["rules"], [*(rule for rule in RULES if rule.scope == "watched"), *further]
     assert missing(rules, expected) == unused(rules, expected) == []
-    for name in ("keda", "dra", "gateway"):
+    for name in ("keda", "dra", "lws", "gateway"):
         assert getattr(settings(objects), name) == (value == f"{name}__enabled")
 
 
 @pytest.mark.parametrize("adoption", [False, True])
 @pytest.mark.parametrize("namespaces", [[], ["a"]])
-def test_the_permissions_for_the_model_cache_are_granted_only_on_request(namespaces, adoption):
+@pytest.mark.parametrize(
+    ("value", "setting", "further", "to_adopt"),
+    [
+        ("modelCache", "model_cache", MODEL_CACHE_RULES, CLAIM_ADOPTION_RULE),
+        ("lws", "lws", VALUE_RULES["lws"], LWS_ADOPTION_RULE),
+    ],
+)
+def test_permissions_on_kept_kinds_are_granted_only_on_request(value, setting, further, to_adopt, namespaces, adoption):
     role = ("Role", f"{NAME}-engines") if namespaces else ("ClusterRole", f"unmask-system:{NAME}")
-    objects = render(modelCache__enabled=True, rbac__adoption=adoption, watchNamespaces=namespaces)
-    expected = [*(rule for rule in RULES if rule.scope == "watched"), *MODEL_CACHE_RULES]
-    expected += [*ADOPTION_RULES, CLAIM_ADOPTION_RULE] if adoption else []
+    objects = render(**{f"{value}__enabled": True}, rbac__adoption=adoption, watchNamespaces=namespaces)
+    expected = [*(rule for rule in RULES if rule.scope == "watched"), *further]
+    expected += [*ADOPTION_RULES, to_adopt] if adoption else []
     rules = named(objects)[role]["rules"]
     assert missing(rules, expected) == unused(rules, expected) == []
-    assert settings(objects).model_cache
-    assert not settings(render()).model_cache
+    assert getattr(settings(objects), setting)
+    assert not getattr(settings(render()), setting)
 
 
 def test_every_binding_binds_its_role_to_the_service_account():

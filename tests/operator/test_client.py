@@ -123,7 +123,7 @@ WRITES = {
                {"fieldManager": "us/a"}, OF_STATUS, MERGE),
     "annotation": (lambda c: c.annotate_pod(LIVE, {"a": "b"}), "PATCH", f"{CORE}/pods/a/status", MERGED, OF_POD, MERGE),
     "scale": (lambda c: c.patch_scale("ns", "a", 3), "PATCH", f"{OWN}/scale", MERGED, {"spec": {"replicas": 3}}, MERGE),
-    "scale of a Deployment": (lambda c: c.patch_deployment_scale("ns", "a", "u", 2), "PATCH",
+    "scale of a Deployment": (lambda c: c.patch_workload_scale(DEPLOYMENTS, "ns", "a", "u", 2), "PATCH",
                               f"{APPS}/deployments/a/scale", MERGED, OF_SCALE, MERGE),
 }  # fmt: skip
 

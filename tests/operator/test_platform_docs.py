@@ -10,7 +10,7 @@ import yaml
 from tests.layout.pages import code
 from tools.status import Status
 from unmask_operator.api import Spec, parse
-from unmask_operator.objects import ADOPT, GROUP, KIND, PLURAL, RESTARTED_AT, SERVICE_LABEL
+from unmask_operator.objects import ADOPT, GROUP, KIND, PLURAL, RESTARTED_AT, ROLE_LABEL, SERVICE_LABEL
 from unmask_operator.render.labels import PORT, labels
 from unmask_operator.status import CONDITIONS
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "operations"
 NAMES = (
     *("install", "privileges", "security", "rolling-upgrade", "autoscaling", "troubleshooting", "nodes-and-identities"),
-    *("argo-cd", "flux", "backup-restore", "gateway", "scheduling", "tenants", "capacity"),
+    *("argo-cd", "flux", "backup-restore", "gateway", "several-nodes", "scheduling", "tenants", "capacity"),
 )
 PAGES = [*(DOCS / f"{name}.md" for name in NAMES), ROOT / "docs/get-started/kubernetes.md"]
 OPERATOR = ROOT / "operator" / "unmask_operator"
@@ -88,7 +88,7 @@ def test_fields_values_files_and_commands_that_a_page_names_exist(page):
         for name in re.findall(r"explain dlms\.spec\.([\w.]+)", block):
             assert field_of(Spec, name.split(".")), name
         assert set(re.findall(r"kubectl delete crd (\S+)", block)) <= {f"{PLURAL}.{GROUP}"}
-        assert set(re.findall(r"serving\.unmask\.dev/\w+", block)) <= {ADOPT, RESTARTED_AT, SERVICE_LABEL}
+        assert set(re.findall(r"serving\.unmask\.dev/\w+", block)) <= {ADOPT, RESTARTED_AT, ROLE_LABEL, SERVICE_LABEL}
 
 
 def test_every_reason_that_a_condition_can_have_is_explained():

@@ -19,7 +19,7 @@ from unmask_operator.autoscaler.rules import Rules
 from unmask_operator.objects import SERVICE_LABEL, Obj
 from unmask_operator.render.labels import labels
 from unmask_operator.render.pod import render_pod
-from unmask_operator.render.workload import deployment, startup_budget
+from unmask_operator.render.workload import startup_budget, workload
 from unmask_operator.settings import Settings
 
 EXAMPLES = examples()
@@ -331,12 +331,12 @@ def test_any_pod_template_is_rendered_or_refused(metadata: dict[str, Any], spec:
     service = parse(resource(podTemplate={"metadata": metadata, "spec": spec}))
     before = copy.deepcopy(service.spec.pod_template)
     try:
-        pod = render_pod(service, SETTINGS).template
+        rendered = render_pod(service, SETTINGS)
     except SpecError:
         return
     assert service.spec.pod_template == before, "rendering changed the spec"
-    workload = deployment(service, pod)
-    assert json.loads(text := json.dumps(workload)) == workload
+    pod, deployment = rendered.template, workload(service, rendered)
+    assert json.loads(text := json.dumps(deployment)) == deployment
     assert "null" not in text
     assert pod["metadata"]["labels"][SERVICE_LABEL] == "demo"
     (main,) = (c for c in pod["spec"]["containers"] if c["name"] == "main")

@@ -183,6 +183,9 @@ PAUSES = {
     "one that is not there": (
         {DLMS: [waiting(kind="RouteReady", reason="Waiting")]}, {}, HTTP_ROUTES, DISCOVERY_SECONDS,
     ),
+    "one of which a write may have failed": (
+        {DLMS: [waiting(reason="ApiError")]}, {}, POD_MONITORS, module.OPTIONAL_SECONDS
+    ),
     "one that a resource waits for": ({DLMS: [waiting()]}, {POD_MONITORS: NOT_FOUND}, POD_MONITORS, DISCOVERY_SECONDS),
 }  # fmt: skip
 

@@ -26,6 +26,7 @@ TEAM = {"podSelector": {"matchLabels": {"app": "web"}}}
 ALL_OF_A_LABEL = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
 SCALED = {"minReplicas": 2, "maxReplicas": 4}
 GPU = {"gpu": {}, "parallelism": {"tensor": 2}}
+GROUP = {"gpu": {}, "parallelism": {"tensor": 2, "nodes": 2}}
 MONITOR = {"monitoring": {"podMonitor": {}}}
 
 
@@ -106,6 +107,7 @@ CONTRADICTIONS: dict[str, list[tuple[Obj, str]]] = {
     "LivenessWithoutStartupProbe": [(main(startupProbe=None), "remove livenessProbe too")],
     "LivenessBeforeReadiness": [({"livenessProbe": {"periodSeconds": 5, "failureThreshold": 3}}, "15 s"),
                                 ({"readinessProbe": {"failureThreshold": 100}}, "500 s")],
+    "EachPodDownloads": [({**GROUP, "model": {"uri": "hf://org/name", "revision": "v1"}}, "each of the 2 pods")],
     "TargetOutOfReach": [(scaled(runningRequestsPerReplica=8), "at most 8"),
                          (scaled(kvCacheUtilizationPercent=100), "kvCacheUtilizationPercent")],
     "HostPortBlocksRollouts": [(main(ports=[{"containerPort": 9000, "hostPort": 9000}]), "maxSurge 0"),
@@ -128,6 +130,7 @@ CONSISTENT: list[Obj] = [
     {**scaled(runningRequestsPerReplica=8), "gpu": {}, "parallelism": {"data": 2}},
     scaled(runningRequestsPerReplica=8, queuedRequestsPerReplica=2),
     {**patch(hostNetwork=True), "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}},
+    {**GROUP, **budget(1, minAvailable=1)}, {**GROUP, **patch(hostNetwork=True)},
 ]  # fmt: skip
 
 

@@ -70,6 +70,14 @@
   resources: [resourceclaimtemplates]
   verbs: [get, list, create, patch, delete]
 {{- end }}
+{{- if (.Values.lws).enabled }}
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets]
+  verbs: [get, list, create, patch{{ if (.Values.rbac).adoption }}, delete{{ end }}]
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets/scale]
+  verbs: [patch]
+{{- end }}
 {{- if (.Values.gateway).enabled }}
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]

@@ -15,6 +15,9 @@ ACTIVATOR_SELECTOR: {{ include "unmask.lines" (include "unmask.activatorSelector
 {{- if (.Values.dra).enabled }}
 DRA: "true"
 {{- end }}
+{{- if (.Values.lws).enabled }}
+LWS: "true"
+{{- end }}
 {{- if (.Values.gateway).enabled }}
 GATEWAY: "true"
 {{- end }}

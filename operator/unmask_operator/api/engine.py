@@ -15,7 +15,7 @@ from unmask_operator.api.strategies import DecodingStrategy
 # files, run code or open sockets in the pod. For example, a chat template read from /proc could expose the engine's
 # tokens.
 _OWN = "drain-delay drain-timeout host model port served-model-name"
-_SIZES = "data-parallel-size expert-parallel-size tensor-parallel-size"
+_SIZES = "data-parallel-size expert-parallel-size tensor-parallel-size num-nodes node-rank"
 _ENDS = "help help-all print-config"
 _FILES = "api-key api-key-file chat-template config lora lora-config lora-path lora-routes plugin torch-profiler-dir"
 _SOCKETS = "master-addr master-port zmq-command-addr zmq-event-addr"

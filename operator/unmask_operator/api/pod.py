@@ -82,7 +82,7 @@ class LivenessProbe(_Probe):
 
 
 class Parallelism(Section):
-    """Parallelism within a pod, which gets tensor * data GPUs."""
+    """Parallelism within a pod, which gets tensor * data / nodes GPUs."""
 
     tensor: _Size = 1
     """Tensor parallel size: number of GPUs per engine, for a model that is too large or too slow on one GPU. Must
@@ -92,6 +92,15 @@ class Parallelism(Section):
     expert: _Size = 1
     """Expert parallel size. 1: every expert is sharded across the GPUs of an engine. Equal to tensor: each GPU holds
     complete experts. (--expert-parallel-size)"""
+    nodes: Annotated[int, Field(ge=1, le=16)] = 1
+    """Number of pods per engine, on as many nodes, for a model that is too large for one node. Must divide tensor.
+    Above 1, replicas are groups of pods. Requires LeaderWorkerSet, and lws.enabled in the operator's chart.
+    (--num-nodes)"""
+    topology_key: (
+        Annotated[str, Field(min_length=1, max_length=316, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_./]*$")] | None
+    ) = None
+    """Label of nodes. All pods of a group run on nodes with one value of it, such as a rack, and no other group runs
+    there. Only with nodes above 1. Default: any nodes."""
 
 
 class GpuClaim(Section):

@@ -59,9 +59,11 @@ class RolloutStrategy(base.Section):
     """Limits of a rolling update."""
 
     max_surge: base.CountOrPercent = 1
-    """Maximum number of pods above the desired number during a rollout."""
+    """Maximum number of pods above the desired number during a rollout. With parallelism.nodes above 1, of groups, and
+    the default is 0."""
     max_unavailable: base.CountOrPercent = 0
-    """Maximum number of pods below the desired number during a rollout."""
+    """Maximum number of pods below the desired number during a rollout. With parallelism.nodes above 1, of groups, and
+    the default is 1."""
 
 
 class PodDisruptionBudget(base.Section):
@@ -83,8 +85,8 @@ class Spec(base.Section):
     parallelism: pod.Parallelism = pod.Parallelism()
     """Number of engines per pod and of GPUs per engine."""
     gpu: pod.Gpu | None = None
-    """If present ({} is enough), every pod gets parallelism.tensor * parallelism.data GPUs. Otherwise the engine runs
-    on CPU."""
+    """If present ({} is enough), every pod gets parallelism.tensor * parallelism.data / parallelism.nodes GPUs.
+    Otherwise the engine runs on CPU."""
     resources: pod.Resources = pod.Resources()
     """CPU and memory of the engine's container."""
     shared_memory_size: base.Quantity | None = None
@@ -109,8 +111,9 @@ class Spec(base.Section):
     pods. Annotations of a section, such as service.annotations, take precedence. Keys that the operator sets are
     reserved."""
     replicas: Annotated[int, Field(ge=0, le=1000)] = Field(default=1, json_schema_extra={base.STORED: True})
-    """Desired number of pods, as in the scale subresource. The autoscaler sets it if autoscaling is present; then omit
-    it from manifests. In the edit that replaces it by autoscaling, running pods are kept."""
+    """Desired number of pods, or of groups of parallelism.nodes, as in the scale subresource. The autoscaler sets it if
+    autoscaling is present; then omit it from manifests. In the edit that replaces it by autoscaling, running pods are
+    kept."""
     autoscaling: Autoscaling | None = None
     """Automatic scaling of replicas, enabled if present."""
     rollout_strategy: RolloutStrategy = RolloutStrategy()
@@ -162,4 +165,4 @@ class Spec(base.Section):
     @property
     def gpus_per_pod(self) -> int:
         """Number of GPUs per pod; 0 without `gpu`."""
-        return self.parallelism.tensor * self.parallelism.data if self.gpu else 0
+        return self.parallelism.tensor * self.parallelism.data // self.parallelism.nodes if self.gpu else 0

@@ -12,7 +12,7 @@ from unmask_operator.autoscaler.decide import decide
 from unmask_operator.autoscaler.history import History, Reading, Sample
 from unmask_operator.autoscaler.idle import Idleness, Routing
 from unmask_operator.autoscaler.rules import Rules
-from unmask_operator.objects import Key, Obj, section
+from unmask_operator.objects import Key, Obj, section, serves
 from unmask_operator.plan.observed import Decision
 from unmask_operator.status.pods.pod_status import is_live, is_ready, load_seconds, name
 
@@ -95,7 +95,7 @@ class Autoscaler:
             log.error("%s: autoscaling failed", key, exc_info=error)
 
     async def _look(self, key: Key, resource: Obj, rules: Rules) -> None:
-        pods = [pod for pod in self.pods(key) if is_live(pod)]
+        pods = [pod for pod in self.pods(key) if is_live(pod) and serves(pod)]
         needed = {*rules.targets, *idle.NEEDED} if rules.zero else rules.targets
         readings, failures = await self.scrape(ready_addresses(pods), needed)
         fresh = self.resource(key)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from unmask_operator.controller.field_conflicts import FieldConflicts
-from unmask_operator.kinds import DEPLOYMENTS, kind_of
+from unmask_operator.kinds import kind_of
 from unmask_operator.kube.cache import Cache, slim
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
@@ -16,12 +16,13 @@ from unmask_operator.objects import Key, Obj, Ref, controller_uid
 from unmask_operator.plan.drift import WRITTEN_ONCE, content, with_secondary_family, written_form
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
+from unmask_operator.render.groups import WORKLOADS
 from unmask_operator.render.labels import adapters_config
 from unmask_operator.render.model import IMAGES_UNAVAILABLE, images_dropped
 
 # A revision records that its spec was accepted, and pods are made from revisions only. Neither is written if the other
 # failed.
-ATOMIC_GROUP = ("ControllerRevision", "Deployment")
+ATOMIC_GROUP = ("ControllerRevision", *WORKLOADS)
 
 # Tries per reconcile. Each try that meets a conflict (an existing object, a deleted one, a refusal) plans again. The
 # limit is above the number of children.
@@ -120,7 +121,7 @@ class Applier:
 
         All changes but the first are sent as a dry run before the first write. If the API server refuses a child, the
         spec changes nothing: the children of the last accepted spec are written instead, except refused ones. The
-        Deployment's replicas are written in any case.
+        workload's replicas are written in any case.
 
         Raises:
             ApiError: the API server as a whole does not answer.
@@ -174,13 +175,12 @@ class Applier:
         return True
 
     async def _scale(self, outcome: Outcome) -> None:
-        """Writes only the Deployment's replicas if its other fields could not be written.
+        """Writes only the workload's replicas if its other fields could not be written.
 
         Suspending, scaling and the autoscaler must work even if the API server refuses other fields.
         """
         live, key = outcome.observed.deployment, outcome.key
-        ref = DEPLOYMENTS.ref(key.name)
-        if not live or ref in outcome.written:
+        if not live or (ref := Ref.of(live)) in outcome.written:
             return
         replicas = outcome.plan.replicas
         if (live.get("spec") or {}).get("replicas", replicas) == replicas:
@@ -191,7 +191,8 @@ class Applier:
         if self.conflicts.is_scale_held(ref, replicas):
             return
         try:
-            await self.client.patch_deployment_scale(*key, live["metadata"]["uid"], replicas)
+            kind = kind_of(ref.api_version, ref.kind)
+            await self.client.patch_workload_scale(kind, key.namespace, ref.name, live["metadata"]["uid"], replicas)
         except ApiError as error:
             if error.not_found or error.conflict:
                 return  # deleted in the meantime; a watch reports it
@@ -330,11 +331,11 @@ class Applier:
 def _ordered(changes: list[Obj], observed: Observed, refused: Collection[Ref]) -> list[Obj]:
     """Returns the changes in the order of their writes.
 
-    For a new resource this is the order of rendering: dependencies of pods precede the Deployment. In an edit the
-    revision and the Deployment follow these dependencies directly. They are the most likely ones to be refused, and no
-    other child has changed then. Children in `refused` precede all others, the revision and the Deployment together.
+    For a new resource this is the order of rendering: dependencies of pods precede the workload. In an edit the
+    revision and the workload follow these dependencies directly. They are the most likely ones to be refused, and no
+    other child has changed then. Children in `refused` precede all others, the revision and the workload together.
     """
-    is_edit = DEPLOYMENTS.ref(observed.name) in observed.children
+    is_edit = any(ref.kind in WORKLOADS for ref in observed.children)
     kinds = ATOMIC_GROUP if any(ref.kind in ATOMIC_GROUP for ref in refused) else ()
 
     def position(child: Obj) -> int:

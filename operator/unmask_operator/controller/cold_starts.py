@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 
-from unmask_operator.objects import Key, Obj, condition
+from unmask_operator.objects import Key, Obj, condition, serves
 from unmask_operator.status.pods.pod_status import is_ready, is_started, restarts, started_at
 
 LOAD_PHASES = ("start", "download", "weights", "warmup")  # of the runtime's /startup
@@ -38,7 +38,7 @@ class ColdStarts:
         """Compares the pods of a resource with those of the previous call."""
         known, now = self._pending.pop(key, {}), dict[str, bool]()
         reported = self._load_phases.pop(key, {})
-        for pod in pods:
+        for pod in filter(serves, pods):
             uid, created = pod["metadata"]["uid"], datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
             pending = known.get(uid, created >= self._since or not (is_ready(pod) or is_started(pod) or restarts(pod)))
             ready = condition(pod, "Ready").get("lastTransitionTime") if is_ready(pod) else None

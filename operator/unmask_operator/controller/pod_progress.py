@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from unmask_operator.objects import Key, Obj, section
+from unmask_operator.objects import Key, Obj, section, serves
 from unmask_operator.plan.observed import Adapter, Load
 from unmask_operator.pod_http import PODS_AT_ONCE, PODS_PER_SERVICE, get_text
 from unmask_operator.render.adapters import follows
@@ -188,4 +188,4 @@ def is_loading(pod: Obj) -> bool:
 
 def runs(pod: Obj) -> bool:
     status = section(pod, "status")
-    return is_live(pod) and status.get("phase") == "Running" and bool(status.get("podIP"))
+    return is_live(pod) and serves(pod) and status.get("phase") == "Running" and bool(status.get("podIP"))

@@ -25,6 +25,7 @@ from unmask_operator.settings import Settings
 from unmask_operator.status import status
 from unmask_operator.status.conditions.basic import TWO_OPERATORS
 from unmask_operator.status.conditions.scheduled import UNSEEN_SECONDS
+from unmask_operator.status.groups import GroupFailures
 from unmask_operator.status.limits import minimal
 from unmask_operator.status.pods import terminations
 from unmask_operator.status.pods.pod_status import is_live, is_scheduled, is_unseen
@@ -97,6 +98,7 @@ class _Resource:
         self._events = EventRecorder(self.client, self.settings.pod_name)
         self._manifest_writes = ManifestWrites()
         self._departed: set[str] | None = None  # uids of pods that failed or were disrupted
+        self._groups = GroupFailures()
         self._preempted = ""  # name of a pod whose place is not filled yet
         self._operators = OtherOperators(self.settings.status_manager)
         self._applier = Applier(
@@ -149,7 +151,9 @@ class _Resource:
             self._preempted = name
         elif all(is_scheduled(pod) for pod in observed.pods if is_live(pod)):
             self._preempted = ""
-        observed = replace(observed, preempted=self._preempted)
+        observed = replace(
+            observed, preempted=self._preempted, unstable=self._groups.observe(observed.pods, observed.now)
+        )
         gone, told = terminations.departed(observed.pods), self._departed
         if told is not None:  # pods that departed under an earlier leader are not reported again
             await self._events.record(resource, terminations.departures(gone.values(), told), observed.now)

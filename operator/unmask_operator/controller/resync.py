@@ -21,6 +21,7 @@ from unmask_operator.objects import SERVICE_LABEL, Key, Obj, section
 from unmask_operator.plan.optional_kinds import MISSING_CRD
 from unmask_operator.render.autoscaling import OWN_SLICES
 from unmask_operator.settings import Settings
+from unmask_operator.status.conditions.basic import API_ERROR
 from unmask_operator.status.conditions.route_ready import TYPE as ROUTE_READY
 from unmask_operator.status.conditions.route_ready import WAITING
 from unmask_operator.status.pods.pod_status import is_ready
@@ -33,7 +34,7 @@ PERIOD_SECONDS = 600.0  # between two lists of a kind
 AFTER_KOPF_SECONDS = 30.0  # from a list by kopf, which reports no deletions, to the next list by the resync
 LONGEST_RETRY_SECONDS = 30.0
 # kopf does not watch the kinds of OPTIONAL, because it exits when a watched kind disappears. They are listed every
-# OPTIONAL_SECONDS while the cache has any, and every DISCOVERY_SECONDS while a resource waits for their
+# OPTIONAL_SECONDS while the cache has any or writes fail, and every DISCOVERY_SECONDS while a resource waits for their
 # CustomResourceDefinition, or for a Gateway to report on its route.
 OPTIONAL_SECONDS = 60.0
 DISCOVERY_SECONDS = 15.0
@@ -175,7 +176,9 @@ class Resync:
         # Also without a route: its CustomResourceDefinition may be on its way out, whose objects are deleted first.
         if source.kind is kinds.HTTP_ROUTES and self._is_reported(WAITING, ROUTE_READY):
             return DISCOVERY_SECONDS
-        return OPTIONAL_SECONDS if self._cache.holds(source.kind) else PERIOD_SECONDS
+        # If a write fails, the CustomResourceDefinition may be gone, and with it all objects.
+        is_used = self._cache.holds(source.kind) or self._is_reported(API_ERROR)
+        return OPTIONAL_SECONDS if is_used else PERIOD_SECONDS
 
     def _is_reported(self, reason: str, kind: str | None = None) -> bool:
         """Returns whether a condition of a resource, of the type `kind` unless that is None, has this reason."""

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 
-from unmask_operator.kinds import DEPLOYMENTS, DLMS, LEASES, PODS, REVISIONS, ApiKind, kind_of
+from unmask_operator.kinds import DLMS, LEASES, PODS, REVISIONS, ApiKind, kind_of
 from unmask_operator.kube.credentials import BEARER, Credentials, Identity, LoginError
 from unmask_operator.kube.errors import ApiError, api_error
 from unmask_operator.objects import FIELD_MANAGER, Key, Obj
@@ -368,12 +368,12 @@ class Client:
         same = {"metadata": {"resourceVersion": version}} if version else {}
         return await self.merge(DLMS.path(namespace, name, "scale"), {"spec": {"replicas": replicas}, **same})
 
-    async def patch_deployment_scale(self, namespace: str, name: str, uid: str, replicas: int) -> Obj:
-        """Writes only `spec.replicas` of the Deployment, through its scale subresource.
+    async def patch_workload_scale(self, kind: ApiKind, namespace: str, name: str, uid: str, replicas: int) -> Obj:
+        """Writes only `spec.replicas` of a Deployment or LeaderWorkerSet, through its scale subresource.
 
-        Validation and admission of the Deployment's other fields do not apply. ApiError.conflict: the uid differs.
+        Validation and admission of its other fields do not apply. ApiError.conflict: the uid differs.
         """
-        path = DEPLOYMENTS.path(namespace, name, "scale")
+        path = kind.path(namespace, name, "scale")
         return await self.merge(path, {"metadata": {"uid": uid}, "spec": {"replicas": replicas}})
 
     async def update_lease(self, lease: Obj, timeout: float) -> Obj:

@@ -68,7 +68,7 @@ def adopted_revision(observed: Observed, settings: Settings) -> Revision | None:
         return None
     template = live["spec"]["template"]
     metadata = {member: value for member, value in template["metadata"].items() if value is not None}
-    revision = running_revision(1, {**template, "metadata": metadata})
+    revision = running_revision(1, {**template, "metadata": metadata}, live["spec"].get("workerTemplate"))
     revision = replace(revision, spec=recorded_spec(section(resource, "spec")))
     fresh = revision.rendered(resource["metadata"], settings)
     same = fresh is not None and template_digest(fresh.template) == template_digest(template)

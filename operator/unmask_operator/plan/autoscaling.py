@@ -7,7 +7,7 @@ import math
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.kinds import AUTOSCALERS, SCALED_OBJECTS
-from unmask_operator.objects import Obj, Ref, condition, controller_uid, number
+from unmask_operator.objects import Obj, Ref, condition, controller_uid, number, serves
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render.autoscaling import activator_slices, scaled_object
 from unmask_operator.render.labels import engine_name
@@ -29,7 +29,7 @@ def children(resource: DiffusionLMService, observed: Observed) -> list[Obj]:
     if scaling is None or scaling.zero is None or resource.spec.suspend or activator is None:
         return []
     decided = observed.decision is not None and observed.decision.idle
-    wakes = leads_to_activator(observed) and not any(map(_is_ready, observed.pods))
+    wakes = leads_to_activator(observed) and not any(_is_ready(pod) for pod in observed.pods if serves(pod))
     if resource.spec.replicas and not decided and not wakes:
         return []
     return activator_slices(resource, activator.port, activator.addresses)

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
-from unmask_operator.kinds import DEPLOYMENTS, ApiKind
+from unmask_operator.kinds import DEPLOYMENTS, LEADER_WORKER_SETS, ApiKind
 from unmask_operator.objects import Key, Obj, Ref, controller_uid
+from unmask_operator.render import groups
+from unmask_operator.render.labels import group_name
 from unmask_operator.render.revision import Revision, UnsupportedRevision, controlled_revisions
 
 
@@ -107,6 +109,7 @@ class Observed:
     pod_events: Mapping[str, Sequence[PodEvent]] = field(default_factory=dict)
     decision: Decision | None = None
     activator: Activator | None = None  # None: the resource or the operator has none
+    unstable: str = ""  # how often a group has formed again, and why; "": not often
     preempted: str = ""  # pod that was preempted, while another one in its place has no node
     longest_load: float = 0.0  # longest model load time of the Ready pods, in seconds
     fetches: Mapping[str, FetchReport] = field(default_factory=dict)  # by uid of the Job
@@ -139,7 +142,9 @@ class Observed:
 
     @property
     def deployment(self) -> Obj:
-        return self.own(DEPLOYMENTS, self.name)
+        """The live Deployment, or the live LeaderWorkerSet in its form; {} without either."""
+        group = self.own(LEADER_WORKER_SETS, group_name(self.name))
+        return self.own(DEPLOYMENTS, self.name) or groups.as_deployment(group, self.pods)
 
     @cached_property
     def template_revisions(self) -> list[Revision | UnsupportedRevision]:

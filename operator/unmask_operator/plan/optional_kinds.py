@@ -12,6 +12,7 @@ KINDS = {
     kinds.POD_MONITORS: ("UpToDate", "spec.monitoring.podMonitor", "install the Prometheus operator"),
     kinds.SCALED_OBJECTS: ("ScalingReady", "spec.autoscaling.provider", "install KEDA"),
     kinds.CLAIM_TEMPLATES: ("Accepted", "spec.gpu.deviceClassName", "upgrade it to Kubernetes 1.34 or newer"),
+    kinds.LEADER_WORKER_SETS: ("Accepted", "spec.parallelism.nodes", "install LeaderWorkerSet"),
     kinds.HTTP_ROUTES: ("RouteReady", "spec.route", "install the Gateway API"),
     kinds.INFERENCE_POOLS: ("RouteReady", "spec.inferencePool", "install the Gateway API Inference Extension"),
 }

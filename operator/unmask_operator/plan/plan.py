@@ -166,7 +166,9 @@ def _running_revision(observed: Observed, newest: UnsupportedRevision) -> tuple[
         "operator does not support: edits of the spec do not change the pods; upgrade the operator, or set the "
         f"annotation {RESTARTED_AT} to a new value to recreate the pods from the spec"
     )
-    return running_revision(newest.number, live["spec"]["template"]), (Problem("UpToDate", "UnknownPin", sentence),)
+    return running_revision(newest.number, live["spec"]["template"], live["spec"].get("workerTemplate")), (
+        Problem("UpToDate", "UnknownPin", sentence),
+    )
 
 
 def _requeue_seconds(observed: Observed, *problems: Problem) -> float | None:
@@ -192,9 +194,10 @@ def _children(
     for child in (*rendered, *autoscaling.children(resource, observed)):
         if child["kind"] in left or autoscaling.waits_for_deletion(child, observed):
             continue
-        if child["kind"] == "Deployment" and "rolloutStrategy" in resource.unread:
+        strategy = {"Deployment": "strategy", "LeaderWorkerSet": "rolloutStrategy"}.get(child["kind"])
+        if strategy and "rolloutStrategy" in resource.unread:
             live = observed.children.get(Ref.of(child), child)["spec"]
-            child["spec"] = {**child["spec"], "strategy": live.get("strategy", child["spec"]["strategy"])}
+            child["spec"] = {**child["spec"], strategy: live.get(strategy, child["spec"][strategy])}
         if child["kind"] == "PersistentVolumeClaim":
             child = not_smaller(child, observed.children.get(Ref.of(child)))
         if problem := problem_of(child, observed, settings):

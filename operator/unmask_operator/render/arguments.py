@@ -13,7 +13,7 @@ from runtime.errors import ConfigError
 from unmask_operator.api import DiffusionLMService, SpecError
 from unmask_operator.api.base import flag_argument, flag_of
 from unmask_operator.api.engine import RESERVED
-from unmask_operator.render import adapters, model, model_cache
+from unmask_operator.render import adapters, groups, model, model_cache
 from unmask_operator.render.labels import KEYS_FILE, KEYS_MOUNT
 from unmask_operator.settings import Settings
 
@@ -54,9 +54,10 @@ def _written(resource: DiffusionLMService) -> Iterator[tuple[str, str]]:
     if spec.model.family:
         yield "spec.model.family", f"--model-name={spec.model.family}"
     yield "spec.gpu", f"--device={'cuda' if spec.gpu else 'cpu'}"
-    for kind, size in spec.parallelism:
-        if size > 1:
+    for kind in ("tensor", "data", "expert"):
+        if (size := getattr(spec.parallelism, kind)) > 1:
             yield f"spec.parallelism.{kind}", f"--{kind}-parallel-size={size}"
+    yield from ((argument, argument) for argument in groups.arguments(spec.parallelism.nodes))
     yield from _fields(spec.engine, "spec.engine")
     if spec.lora:
         yield from _fields(spec.lora, "spec.lora")

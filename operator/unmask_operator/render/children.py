@@ -3,7 +3,16 @@
 from unmask_operator import kinds
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import SERVICE_LABEL, Obj
-from unmask_operator.render.labels import PORT, PORT_NAME, annotate, child, engine_name, labels, selector
+from unmask_operator.render.labels import (
+    PORT,
+    PORT_NAME,
+    annotate,
+    child,
+    engine_name,
+    labels,
+    selector,
+    serving_selector,
+)
 from unmask_operator.settings import Settings
 
 
@@ -25,7 +34,7 @@ def service(owner: DiffusionLMService) -> Obj:
         "appProtocol": "http",
     }
     optional = requested.model_dump(by_alias=True, exclude_none=True, exclude={"type", "port", "annotations"})
-    spec = {"type": requested.type, "selector": selector(owner.name), "ports": [port], **optional}
+    spec = {"type": requested.type, "selector": serving_selector(owner), "ports": [port], **optional}
     made = child(owner, kinds.SERVICES, owner.name, spec=spec)
     annotate(made, requested.annotations)
     return made
@@ -55,11 +64,11 @@ def networkpolicy(resource: DiffusionLMService, settings: Settings) -> Obj | Non
     # Without defaults, an empty selector stays {}, which selects everything.
     clients = [peer.model_dump(by_alias=True, exclude_defaults=True) for peer in policy.from_] or any_pod
     collectors = [peer.model_dump(by_alias=True, exclude_defaults=True) for peer in policy.metrics_from]
-    spec = {
-        "podSelector": {"matchLabels": selector(resource.name)},
-        "policyTypes": ["Ingress"],
-        "ingress": [{"from": [*clients, *operators, *collectors], "ports": [{"protocol": "TCP", "port": PORT}]}],
-    }
+    ingress = [{"from": [*clients, *operators, *collectors], "ports": [{"protocol": "TCP", "port": PORT}]}]
+    pods = {"matchLabels": selector(resource.name)}
+    if resource.spec.parallelism.nodes > 1:  # ranks also listen on ports that the kernel selects
+        ingress.append({"from": [{"podSelector": pods}]})
+    spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": ingress}
     return child(resource, kinds.NETWORK_POLICIES, engine_name(resource.name), spec=spec)
 
 
@@ -84,7 +93,7 @@ def podmonitor(resource: DiffusionLMService) -> Obj | None:
         return None
     endpoint = {"port": PORT_NAME, "path": "/metrics", "interval": monitor.interval}
     spec = {
-        "selector": {"matchLabels": selector(resource.name)},
+        "selector": {"matchLabels": serving_selector(resource)},
         "jobLabel": SERVICE_LABEL,  # label `job` of the metrics is the resource's name
         "podMetricsEndpoints": [endpoint],
     }

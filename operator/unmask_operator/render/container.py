@@ -5,7 +5,7 @@ import math
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE, LivenessProbe, ReadinessProbe, StartupProbe
 from unmask_operator.objects import Obj, quantity
-from unmask_operator.render import adapters, ca_bundle, devices, model, model_cache
+from unmask_operator.render import adapters, ca_bundle, devices, groups, model, model_cache
 from unmask_operator.render.arguments import engine_arguments
 from unmask_operator.render.labels import KEYS_MOUNT, MAIN, PORT, PORT_NAME
 from unmask_operator.render.model import variable
@@ -65,6 +65,7 @@ def _env(resource: DiffusionLMService, settings: Settings, restarted_at: str) ->
     if (token := resource.spec.model.token_secret_ref) and not offline:
         own.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}})
     own += variable(resource, restarted_at)
+    own += [groups.POD_IP] if resource.spec.parallelism.nodes > 1 else []
     names = sorted(values.keys() - {entry["name"] for entry in own})
     return [*({"name": name, "value": values[name]} for name in names), *own]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.kinds import ApiKind
-from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, TEMPLATE_LABEL, Obj, Ref, section
+from unmask_operator.objects import FIELD_MANAGER, ROLE_LABEL, SERVICE_LABEL, TEMPLATE_LABEL, Obj, Ref, section
 
 PORT = 8000  # the runtime's HTTP port
 PORT_NAME = "http"  # name of the container port; Service and PodMonitor refer to it
@@ -39,6 +39,17 @@ def labels(name: str) -> dict[str, str]:
 def selector(name: str) -> dict[str, str]:
     """Returns the selector of the engine's pods: only the service label, so that other labels can change."""
     return {SERVICE_LABEL: name}
+
+
+def serving_selector(resource: DiffusionLMService) -> dict[str, str]:
+    """Returns the selector of the pods that serve HTTP: of a group only the leader."""
+    leader = {ROLE_LABEL: "leader"} if resource.spec.parallelism.nodes > 1 else {}
+    return {**selector(resource.name), **leader}
+
+
+def group_name(name: str) -> str:
+    """Returns the name of the LeaderWorkerSet."""
+    return f"{name}-group"
 
 
 def engine_name(name: str) -> str:
@@ -79,6 +90,7 @@ def revision_name(name: str, number: int) -> str:
 # Names of the children of a resource, by kind: what follows the resource's name. Others have `engine_name`.
 _SUFFIXES = {
     **dict.fromkeys(("Deployment", "Service", "HTTPRoute", "InferencePool"), ""),
+    "LeaderWorkerSet": "-group",
     "ConfigMap": "-(model|adapters)",
     "EndpointSlice": "-activator(-ipv6)?",
     "ResourceClaimTemplate": "-gpu-[0-9a-f]{8}",

@@ -19,6 +19,7 @@ from unmask_operator.api import DiffusionLMService, Spec, SpecError
 from unmask_operator.api.lora import Adapter
 from unmask_operator.kinds import CONFIG_MAPS
 from unmask_operator.objects import Obj, section
+from unmask_operator.render.groups import pod_template
 from unmask_operator.render.labels import child, main_container, model_config
 
 VARIABLE = "MODEL_REVISION"  # without the prefix UNMASK_, for which the runtime rejects variables that are no flags
@@ -82,11 +83,11 @@ def images(spec: Spec) -> dict[str, str]:
 
 
 def images_dropped(sent: Obj, answer: Obj) -> bool:
-    """Returns whether the answer of the API server lacks an image volume of the pods of a Deployment.
+    """Returns whether the answer of the API server lacks an image volume of the pods of a workload.
 
     An API server without the feature drops them from pods, and accepts the rest without a word.
     """
-    volumes = (section(obj, "spec", "template", "spec").get("volumes") or () for obj in (sent, answer))
+    volumes = (section(pod_template(obj), "spec").get("volumes") or () for obj in (sent, answer))
     given, kept = ({one["name"] for one in listed if one.get("image")} for listed in volumes)
     return not given <= kept
 

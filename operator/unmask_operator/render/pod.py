@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE
 from unmask_operator.objects import RESTARTED_AT, TEMPLATE_LABEL, Obj, digest, section
-from unmask_operator.render import adapters, ca_bundle, container, devices, model, model_cache
+from unmask_operator.render import adapters, ca_bundle, container, devices, groups, model, model_cache
 from unmask_operator.render.labels import (
     KEYS_FILE,
     MAIN,
@@ -27,10 +27,11 @@ END_SECONDS = 10  # time for the process to exit after its last request
 
 @dataclass(frozen=True)
 class RenderedPod:
-    """The resolved image and the pod template."""
+    """The resolved image and the pod template, in a group that of the leader and that of the workers."""
 
     image: str
     template: Obj
+    worker: Obj | None = None
 
 
 def render_pod(resource: DiffusionLMService, settings: Settings, restarted_at: str = "") -> RenderedPod:
@@ -51,8 +52,11 @@ def render_pod(resource: DiffusionLMService, settings: Settings, restarted_at: s
     container.limit_threads(main_container(template["spec"]), resource.spec.gpus_per_pod)
     if GRACE not in resource.spec.pod_template.spec:
         template["spec"][GRACE] = _grace_period(template["spec"])
-    marked = {**template["metadata"]["labels"], TEMPLATE_LABEL: digest(template)}
-    return RenderedPod(image, {**template, "metadata": {**template["metadata"], "labels": marked}})
+    is_group = resource.spec.parallelism.nodes > 1
+    marks = {**(groups.LEADER if is_group else {}), TEMPLATE_LABEL: digest(template)}
+    labeled = {**template["metadata"], "labels": {**template["metadata"]["labels"], **marks}}
+    template = {**template, "metadata": labeled}
+    return RenderedPod(image, template, groups.worker_template(template) if is_group else None)
 
 
 def pre_stop_seconds(container: Obj) -> int | None:

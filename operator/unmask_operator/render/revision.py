@@ -83,15 +83,15 @@ def _read(obj: Obj) -> Revision | UnsupportedRevision:
     known = data.get("format", FORMAT)  # the first version wrote no format
     if known != FORMAT or not {"spec", "restartedAt", "image", "template"} <= data.keys():
         return UnsupportedRevision(obj["revision"], known)
-    rendered = RenderedPod(data["image"], data["template"])
+    rendered = RenderedPod(data["image"], data["template"], data.get("workerTemplate"))
     return Revision(obj["revision"], recorded_spec(data["spec"]), data["restartedAt"], rendered, stored=data)
 
 
-def running_revision(number: int, template: Obj) -> Revision:
+def running_revision(number: int, template: Obj, worker: Obj | None = None) -> Revision:
     """Returns the revision of running pods, without a spec."""
     image = str(main_container(template["spec"]).get("image") or "")
     restarted_at = section(template["metadata"], "annotations").get(RESTARTED_AT, "")
-    return Revision(number, None, restarted_at, RenderedPod(image, template))
+    return Revision(number, None, restarted_at, RenderedPod(image, template, worker))
 
 
 def resolve_revision(
@@ -165,6 +165,7 @@ def controller_revision(resource: DiffusionLMService, revision: Revision) -> Obj
         "restartedAt": revision.restarted_at,
         "image": revision.rendered_pod.image,
         "template": revision.rendered_pod.template,
+        **({"workerTemplate": revision.rendered_pod.worker} if revision.rendered_pod.worker else {}),
     }
     name = revision_name(resource.name, revision.number)
     return child(resource, REVISIONS, name, revision=revision.number, data=data)

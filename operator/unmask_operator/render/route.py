@@ -9,7 +9,7 @@ from runtime.config import BY_DEST
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.kinds import HTTP_ROUTES, INFERENCE_POOLS
 from unmask_operator.objects import Obj
-from unmask_operator.render.labels import PORT, annotate, child, labels, main_container, selector
+from unmask_operator.render.labels import PORT, annotate, child, labels, main_container, serving_selector
 
 ENGINE_LABEL = {"llm-d.ai/engine-type": "unmask"}  # tells an endpoint picker how to read the pod's metrics
 _SLACK_SECONDS = 20  # the engine's own timeout, which has an error message, comes first
@@ -63,7 +63,7 @@ def inferencepool(resource: DiffusionLMService) -> Obj | None:
     if pool is None:
         return None
     spec: Obj = {
-        "selector": {"matchLabels": selector(resource.name)},
+        "selector": {"matchLabels": serving_selector(resource)},
         "targetPorts": [{"number": PORT}],
     }
     if picker := pool.endpoint_picker_ref:

@@ -1,4 +1,4 @@
-"""Renders the Deployment of the engine's pods."""
+"""Renders the Deployment of the engine's pods, or the LeaderWorkerSet of their groups."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.kinds import DEPLOYMENTS
 from unmask_operator.objects import Obj, number, section
+from unmask_operator.render.groups import leader_worker_set
 from unmask_operator.render.labels import child, main_container, selector
+from unmask_operator.render.pod import RenderedPod
 
 _PROBE_PERIOD, _PROBE_FAILURES = 10, 3  # Kubernetes' own defaults
 _PROGRESS_SLACK = 600  # seconds for scheduling and image pull, in addition to the startup budget
@@ -23,7 +25,17 @@ def replicas(resource: DiffusionLMService) -> int:
     return spec.replicas
 
 
-def deployment(resource: DiffusionLMService, template: Obj) -> Obj:
+def workload(resource: DiffusionLMService, pod: RenderedPod) -> Obj:
+    template = pod.template
+    if pod.worker:
+        made = leader_worker_set(resource, template, pod.worker, replicas(resource))
+    else:
+        made = _deployment(resource, template)
+    made["metadata"]["labels"] = {**_recommended(template), **made["metadata"]["labels"]}
+    return made
+
+
+def _deployment(resource: DiffusionLMService, template: Obj) -> Obj:
     rollout = resource.spec.rollout_strategy
     spec = {
         "replicas": replicas(resource),
@@ -37,13 +49,11 @@ def deployment(resource: DiffusionLMService, template: Obj) -> Obj:
         "revisionHistoryLimit": 3,
         "template": template,
     }
-    made = child(resource, DEPLOYMENTS, resource.name, spec=spec)
-    made["metadata"]["labels"] = {**_recommended(template), **made["metadata"]["labels"]}
-    return made
+    return child(resource, DEPLOYMENTS, resource.name, spec=spec)
 
 
 def _recommended(template: Obj) -> Obj:
-    """Returns recommended labels that only the Deployment has: in the pod template they would replace running pods."""
+    """Returns recommended labels that only the workload has: in the pod template they would replace running pods."""
     image = str(main_container(template["spec"]).get("image"))
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
     version = {"app.kubernetes.io/version": tag} if 0 < len(tag) <= 63 and tag[-1].isalnum() else {}

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from unmask_operator.kinds import CONFIG_MAPS, SERVICES
-from unmask_operator.objects import SERVICE_LABEL, Obj, Ref, number, section
+from unmask_operator.objects import ROLE_LABEL, SERVICE_LABEL, Obj, Ref, number, section
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
 from unmask_operator.render.labels import model_config, url
@@ -60,7 +60,7 @@ def status(observed: Observed, plan: Plan) -> Obj:
         "replicas": number(inputs.status, "replicas"),
         "readyReplicas": inputs.ready_pods,  # the same count as in the conditions
         "updatedReplicas": number(inputs.status, "updatedReplicas"),
-        "selector": f"{SERVICE_LABEL}={metadata['name']}",
+        "selector": f"{SERVICE_LABEL}={metadata['name']}{f',{ROLE_LABEL}=leader' if inputs.nodes > 1 else ''}",
         "url": address,
         "addresses": [*_external(inputs), {"name": "internal", "url": address}],
         "modelName": str(section(inputs.spec, "model").get("name") or metadata["name"]),
@@ -156,7 +156,7 @@ def _model_load(inputs: StatusInput) -> Obj | None:
         return None  # the last report of a failed pod is no progress
     if load := inputs.slowest_load:
         return {"phase": load.phase, "percent": round(load.percent)}
-    if inputs.pods and all(pod_status.is_started(pod) for pod in inputs.pods):
+    if inputs.engines and all(pod_status.is_started(pod) for pod in inputs.engines):
         return {"phase": "loaded", "percent": 100}
     return None
 

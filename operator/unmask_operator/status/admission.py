@@ -5,6 +5,7 @@ from collections import defaultdict
 from unmask_operator.objects import Obj, Ref, section
 from unmask_operator.plan.observed import FieldConflict, Observed
 from unmask_operator.plan.plan import Plan, Problem
+from unmask_operator.render.groups import WORKLOADS, pod_template
 from unmask_operator.render.labels import MAIN, all_containers, template_digest
 from unmask_operator.status.condition import few
 from unmask_operator.status.messages import MESSAGES
@@ -29,7 +30,7 @@ def _sentence(conflict: FieldConflict) -> str:
         return MESSAGES["FieldConflict, deleted"].format(child=child)
     if conflict.by_admission:
         return MESSAGES["FieldConflict, by admission"].format(child=child, fields=conflict.field)
-    scaled = conflict.ref.kind == "Deployment" and conflict.field == "spec.replicas"
+    scaled = conflict.ref.kind in WORKLOADS and conflict.field == "spec.replicas"
     unnamed = "a client without a field manager, or another operator,"
     client = f"field manager {conflict.manager}" if conflict.manager else unnamed
     row = "FieldConflict, replicas" if scaled else "FieldConflict"
@@ -48,9 +49,8 @@ def pods_sentence(pods: tuple[Obj, ...], deployment: Obj, plan: Plan) -> str:
 
 
 def planned_template(plan: Plan) -> Obj:
-    """Returns the pod template of the planned Deployment, or {}."""
-    planned = next((child for child in plan.children if child["kind"] == "Deployment"), {})
-    return section(planned, "spec", "template")
+    """Returns the pod template of the planned workload, or {}."""
+    return next((pod_template(child) for child in plan.children if child["kind"] in WORKLOADS), {})
 
 
 def pod_changes(pods: tuple[Obj, ...], template: Obj) -> list[str]:

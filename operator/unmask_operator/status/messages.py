@@ -41,7 +41,7 @@ AdapterFailed: cannot be served: {adapters}
 FieldConflict: {child}: {client} keeps changing {fields}, and the operator repairs it at increasing intervals; exclude
     the object from that client, or set its value in this resource
 FieldConflict, replicas: {child}: {client} keeps changing {fields}, and the operator repairs it at increasing intervals;
-    delete the autoscaler of the Deployment, such as a HorizontalPodAutoscaler, and scale this resource
+    delete its autoscaler, such as a HorizontalPodAutoscaler, and scale this resource
     (spec.autoscaling, or its scale subresource)
 FieldConflict, by admission: {child}: an admission webhook changes {fields} on each write, or the API server does;
     exempt the object from the webhook, or set the webhook's value in this resource
@@ -59,7 +59,7 @@ Waiting, Gateway: no controller has reported on HTTPRoute {route} for {parents};
     exists and that the controller of its class runs
 ClaimNotFound: PersistentVolumeClaim {claim} does not exist in this namespace: create it, or correct
     spec.modelCache.pvc.claimName
-ClaimOnOneNode: the claim of spec.modelCache.pvc has the access mode {modes}, and up to {most} replicas use it: those on
+ClaimOnOneNode: the claim of spec.modelCache.pvc has the access mode {modes}, and up to {most} pods use it: those on
     another node do not start; use a claim with ReadWriteMany, or one node
 ReadinessProbeFailed: pod {pod} has loaded its model, but its readiness probe (/ready) fails
 ReadinessGatesNotReady: pod {pod} waits for its readiness gates: {conditions}
@@ -75,6 +75,8 @@ GPUsUnused: spec.podTemplate requests {gpus} per pod, and the engine {use}
 GPUsMissing: spec.podTemplate requests {gpus} per pod, and the engine {use}
 SharedMemoryExceedsMemory: spec.sharedMemorySize is {shared}, which counts towards memory, and the memory limit of the
     engine or of its pod is {memory}; raise spec.resources.limits.memory, or lower spec.sharedMemorySize
+EachPodDownloads: each of the {nodes} pods of a group downloads the model of spec.model.uri; set spec.modelCache.pvc for
+    one copy of all pods
 CacheExceedsStorage: spec.modelCache.emptyDir.sizeLimit is {cache}, and the engine's limit of ephemeral-storage is
     {disk}: the pod is evicted before the cache is full; raise spec.resources.limits[ephemeral-storage], or lower
     sizeLimit

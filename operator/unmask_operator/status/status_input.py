@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from unmask_operator.api.service import without_nulls
-from unmask_operator.objects import Obj, condition, number, section
+from unmask_operator.objects import Obj, condition, number, section, serves
 from unmask_operator.plan.autoscaling import leads_to_activator
 from unmask_operator.plan.observed import Load, Observed
 from unmask_operator.plan.plan import Plan, Problem
@@ -12,6 +12,7 @@ from unmask_operator.render.labels import revision_name
 from unmask_operator.render.revision import Revision, UnsupportedRevision
 from unmask_operator.status import admission
 from unmask_operator.status.condition import Condition
+from unmask_operator.status.groups import crashing_worker, in_group
 from unmask_operator.status.pods import event_messages, pod_status
 
 
@@ -90,7 +91,17 @@ class StatusInput:
 
     @property
     def ready_pods(self) -> int:
-        return sum(pod_status.is_ready(pod) for pod in self.pods)
+        return sum(map(pod_status.is_ready, self.engines))
+
+    @property
+    def engines(self) -> tuple[Obj, ...]:
+        """The live pods that serve: of a group only the leader."""
+        return tuple(filter(serves, self.pods))
+
+    @property
+    def nodes(self) -> int:
+        """Pods of an engine, according to a spec that may be invalid."""
+        return number(section(self.spec, "parallelism"), "nodes", 1)
 
     @property
     def status(self) -> Obj:
@@ -143,7 +154,7 @@ class StatusInput:
     @property
     def slowest_load(self) -> Load | None:
         """The lowest progress of the pods that load their model."""
-        uids = (pod["metadata"]["uid"] for pod in self.pods if not pod_status.is_started(pod))
+        uids = (pod["metadata"]["uid"] for pod in self.engines if not pod_status.is_started(pod))
         loads = [self.observed.loads[uid] for uid in uids if uid in self.observed.loads]
         return min(loads, key=lambda load: (load.percent, load.phase), default=None)
 
@@ -168,5 +179,7 @@ def _trouble(observed: Observed, newest_first: list[Obj], pods: tuple[Obj, ...])
     for pod in pods:
         events = observed.pod_events.get(pod["metadata"]["uid"], ())
         if found := event_messages.trouble(pod, events) or pod_status.trouble(pod):
+            return in_group(pod, found)
+        if found := crashing_worker(pod, pods, observed.now):
             return found
     return None

@@ -10,8 +10,9 @@ import yaml
 from e2e.cluster import ApiError, Kube
 from e2e.cluster.binaries import module_directory
 from e2e.cluster.config import environment
+from e2e.cluster.lws import lws_crds
 from tests.operator.samples import resource as sample
-from unmask_operator.kinds import CHILDREN, OPTIONAL, POD_MONITORS, SCALED_OBJECTS, ApiKind
+from unmask_operator.kinds import CHILDREN, LEADER_WORKER_SETS, OPTIONAL, POD_MONITORS, SCALED_OBJECTS, ApiKind
 from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, controller_uid
 
 Obj = dict[str, Any]
@@ -43,6 +44,11 @@ def gateway_crds() -> list[Obj]:
     """Returns the CRDs of HTTPRoute and InferencePool."""
     files = (module_directory("gateway", module, environment()) / path for module, path in _GATEWAY_FILES.items())
     return [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files]
+
+
+def lws_crd() -> Obj:
+    """Returns the CRD of LeaderWorkerSet."""
+    return lws_crds()[-1]
 
 
 def demo(namespace: str, name: str = "demo", **spec: Any) -> Obj:
@@ -135,11 +141,15 @@ def updates(admin: Kube, live: Obj) -> bool:
 
 @contextlib.contextmanager
 def policy(admin: Kube, namespace: str) -> Iterator[None]:
-    """Installs a ValidatingAdmissionPolicy that denies updates of the namespace's Deployments, but not of the scale."""
-    rule = {"apiGroups": ["apps"], "apiVersions": ["*"], "resources": ["deployments"], "operations": ["UPDATE"]}
+    """Installs a ValidatingAdmissionPolicy that denies updates of the namespace's workloads, but not of the scale."""
+    groups = {"apps": "deployments", LEADER_WORKER_SETS.group: LEADER_WORKER_SETS.plural}
+    rules = [
+        {"apiGroups": [group], "apiVersions": ["*"], "resources": [plural], "operations": ["UPDATE"]}
+        for group, plural in groups.items()
+    ]
     selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
     validation = {"expression": "false", "reason": "Invalid", "message": "no updates today"}
-    spec = {"matchConstraints": {"resourceRules": [rule], "namespaceSelector": selector}, "validations": [validation]}
+    spec = {"matchConstraints": {"resourceRules": rules, "namespaceSelector": selector}, "validations": [validation]}
     binding = {"policyName": f"denies-{namespace}", "validationActions": ["Deny"]}
     meta = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": f"denies-{namespace}"}}
     kinds = {"ValidatingAdmissionPolicy": spec, "ValidatingAdmissionPolicyBinding": binding}

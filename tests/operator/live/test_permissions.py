@@ -12,12 +12,13 @@ from tests.operator.live.objects import (
     accepted,
     demo,
     gateway_crds,
+    lws_crd,
     policy,
     updates,
     wait_condition,
 )
 from unmask_operator.controller.adapters import LIST_HASH
-from unmask_operator.kinds import CHILDREN, ENDPOINT_SLICES, ApiKind, kind_of
+from unmask_operator.kinds import CHILDREN, ENDPOINT_SLICES, LEADER_WORKER_SETS, ApiKind, kind_of
 from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = pytest.mark.cluster
@@ -30,6 +31,7 @@ EVERYTHING = {
     "gpu": {"deviceClassName": "gpu.example.com"},
 }  # fmt: skip
 
+GROUP = {"gpu": {}, "parallelism": {"tensor": 2, "nodes": 2}}
 ASLEEP = {"minReplicas": 0, "maxReplicas": 2, "zero": {}}
 DELETED = (
     *("NetworkPolicy", "PodMonitor", "ScaledObject", "PodDisruptionBudget", "ConfigMap"),
@@ -52,7 +54,7 @@ def used(api: ApiServer, account: str) -> set[str]:
 
 
 def test_the_used_permissions_are_the_granted_ones(api_server: ApiServer, admin: Kube, namespace: str) -> None:
-    for definition in (POD_MONITOR_CRD, SCALED_OBJECT_CRD, *gateway_crds()):
+    for definition in (POD_MONITOR_CRD, SCALED_OBJECT_CRD, *gateway_crds(), lws_crd()):
         admin.define(definition)
     install(api_server, admin, namespace, [namespace])
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
@@ -65,7 +67,8 @@ def test_the_used_permissions_are_the_granted_ones(api_server: ApiServer, admin:
         one_of_each_kind(admin, namespace)
         a_pod_without_a_word(admin, namespace)
         a_pod_that_follows_a_list(admin, namespace)
-        a_deployment_of_which_only_replicas_are_taken(admin, namespace)
+        a_workload_of_which_only_replicas_are_taken(admin, namespace, kind_of("apps/v1", "Deployment"), "denied")
+        a_workload_of_which_only_replicas_are_taken(admin, namespace, LEADER_WORKER_SETS, "group-denied", **GROUP)
         admin.wait("a look at its Events", lambda: "events.k8s.io/events list" in used(api_server, account))
         assert operator.terminate() == 0
         log = operator.log()
@@ -95,13 +98,17 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
     scaling = {"provider": "HPA", "maxReplicas": 3, "targets": targets}
     hpa = accepted(admin, demo(namespace, "hpa", autoscaling=scaling))
     # A child without its label is not in the cache, so a create conflicts. The operator reads it and writes it again.
+    group = accepted(admin, demo(namespace, "group", **GROUP))
     zero = accepted(admin, demo(namespace, "zero", replicas=0, autoscaling=ASLEEP))
-    kinds = [kind for kind in CHILDREN if kind.kind not in ("HorizontalPodAutoscaler", "EndpointSlice")]
+    others = ("HorizontalPodAutoscaler", "EndpointSlice", "LeaderWorkerSet")
+    kinds = [kind for kind in CHILDREN if kind.kind not in others]
     stripped = [obj for kind in kinds for obj in _strip(admin, namespace, kind, "every")]
-    assert {obj["kind"] for obj in stripped} == {kind.kind for kind in kinds}
+    stripped += _strip(admin, namespace, LEADER_WORKER_SETS, "group")
+    assert {obj["kind"] for obj in stripped} == {kind.kind for kind in (*kinds, LEADER_WORKER_SETS)}
     (hpa_child,) = _strip(admin, namespace, kind_of("autoscaling/v2", "HorizontalPodAutoscaler"), "hpa")
     (endpoints,) = _strip(admin, namespace, ENDPOINT_SLICES, "zero")
-    admin.patch(zero, {"spec": {"drainTimeoutSeconds": 61}})  # no watch reports EndpointSlices
+    for unseen in (zero, group):  # no watch reports EndpointSlices and LeaderWorkerSets
+        admin.patch(unseen, {"spec": {"drainTimeoutSeconds": 61}})
     for obj in (*stripped, hpa_child, endpoints):
         name = obj["metadata"]["name"]
         admin.wait(f"{obj['kind']} {name} has its label again", lambda obj=obj: _is_labelled(admin, obj))
@@ -151,10 +158,12 @@ def a_pod_that_follows_a_list(admin: Kube, namespace: str) -> None:
     admin.wait("its annotation", lambda: LIST_HASH in (_live(admin, pod)["metadata"].get("annotations") or {}))
 
 
-def a_deployment_of_which_only_replicas_are_taken(admin: Kube, namespace: str) -> None:
-    """Makes admission deny every update of the Deployment except that of its scale."""
-    resource = accepted(admin, demo(namespace, "denied"))
-    live = admin.get("apps/v1", "Deployment", "denied", namespace)
+def a_workload_of_which_only_replicas_are_taken(
+    admin: Kube, namespace: str, kind: ApiKind, name: str, **spec: Any
+) -> None:
+    """Makes admission deny every update of a service's workload except that of its scale."""
+    resource = accepted(admin, demo(namespace, name, **spec))
+    (live,) = admin.list(kind.api_version, kind.kind, namespace, labelSelector=f"{SERVICE_LABEL}={name}")
     with policy(admin, namespace):
         admin.wait("the policy holds", lambda: not updates(admin, live))
         admin.patch(resource, {"spec": {"replicas": 3}})

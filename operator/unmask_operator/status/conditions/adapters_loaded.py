@@ -16,7 +16,7 @@ def entries(inputs: StatusInput) -> list[Obj]:
     """
     if inputs.desired_zero:
         return []
-    serving = [pod["metadata"]["uid"] for pod in inputs.pods if pod_status.is_ready(pod)]
+    serving = [pod["metadata"]["uid"] for pod in inputs.engines if pod_status.is_ready(pod)]
     reports = [inputs.observed.adapters[uid] for uid in serving if uid in inputs.observed.adapters]
     old = {entry["name"]: entry for entry in section(inputs.observed.resource, "status").get("adapters") or ()}
     made = []

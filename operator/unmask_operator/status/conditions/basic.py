@@ -11,7 +11,7 @@ from unmask_operator.status.pods import pod_status
 from unmask_operator.status.status_input import StatusInput
 from unmask_operator.status.transitions import EXPECTED_REASONS
 
-TWO_OPERATORS = "TwoOperators"  # a condition's reason
+TWO_OPERATORS, API_ERROR = "TwoOperators", "ApiError"  # reasons of a condition
 # Conditions that Ready needs. The others are not among them: the Service serves requests while they are False, except
 # those of an adapter that failed to load.
 NEEDED = ("Accepted", "ModelCached", "Scheduled", "ModelLoaded", "RolloutComplete", "Available")
@@ -30,7 +30,7 @@ def accepted(inputs: StatusInput) -> Condition:
             return false("ImageVolumesUnavailable", refused)
         return false("Refused", f"{refused}; {failed}" if failed else refused)
     if failed:
-        return unknown("ApiError", failed)
+        return unknown(API_ERROR, failed)
     valid = "the spec is valid and applied"
     if fields := ", ".join(inputs.plan.ignored):
         valid += f", except fields that this operator does not know and ignores: {fields}"
@@ -48,12 +48,14 @@ def model_loaded(inputs: StatusInput) -> Condition | None:
         return None
     if inputs.trouble:
         return inputs.trouble
-    started = [pod_status.is_started(pod) for pod in inputs.pods]
+    started = [pod_status.is_started(pod) for pod in inputs.engines]
+    if unstable := inputs.observed.unstable:
+        return false("GroupUnstable", unstable)
     if any(started) and (all(started) or inputs.rolled_out):
         return true("Loaded")
     if load := inputs.slowest_load:
         return false("Loading", f"the model is being loaded: {load.phase}, {load.percent:.0f} %")
-    if any(pod_status.runs(pod) and not pod_status.is_started(pod) for pod in inputs.pods):
+    if any(pod_status.runs(pod) and not pod_status.is_started(pod) for pod in inputs.engines):
         return false("Starting")
     initializing = next(filter(None, map(pod_status.initializing, inputs.pods)), None)
     return false("Pending", f"the engine has not started yet{f': {initializing}' if initializing else ''}")

@@ -56,8 +56,9 @@ def entry(inputs: StatusInput) -> Obj | None:
 
 
 def shared_by_one_node(spec: Spec, fetch: ModelFetch | None) -> Condition | None:
-    """Returns the condition if several replicas may need a claim that one node at a time can mount, or None."""
+    """Returns the condition if several pods may need a claim that one node at a time can mount, or None."""
     pvc, most = spec.model_cache.pvc, spec.autoscaling.max_replicas if spec.autoscaling else spec.replicas
+    most *= spec.parallelism.nodes
     if pvc is None or most < 2:
         return None
     live = section(fetch.live_claim or {}, "spec") if fetch else {}

@@ -44,7 +44,8 @@ def _progress(inputs: StatusInput, cause: Condition | None) -> str:
     remaining = f", {old} of an older one remain{'s' if old == 1 else ''}" if old > 0 else ""
     # The readiness probe fails for a moment after each start, which would only change the message twice.
     more = f"; {cause.message}" if cause and cause.reason != pod_status.PROBE_FAILED else ""
-    return f"{updated} of {inputs.desired} pods are of the newest template{remaining}{more}"
+    replicas = "pods" if inputs.nodes == 1 else "groups"
+    return f"{updated} of {inputs.desired} {replicas} are of the newest template{remaining}{more}"
 
 
 def unready(inputs: StatusInput) -> Condition | None:

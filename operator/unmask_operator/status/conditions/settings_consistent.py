@@ -46,6 +46,8 @@ def contradictions(spec: Spec, pod: Obj) -> Iterator[Condition]:
     yield from _network(spec)
     yield from _disruptions(spec)
     yield from _targets(spec)
+    if spec.parallelism.nodes > 1 and spec.model.uri.startswith("hf://") and spec.model_cache.pvc is None:
+        yield false("EachPodDownloads", nodes=spec.parallelism.nodes)
     if not pod:
         return
     main = main_container(pod)
@@ -75,9 +77,10 @@ def _disruptions(spec: Spec) -> Iterator[Condition]:
     field, count = ("autoscaling.minReplicas", scaling.min_replicas) if scaling else ("replicas", spec.replicas)
     if budget is None or spec.suspend or count == 0:
         return
-    if budget.max_unavailable is not None and _amount(budget.max_unavailable, count) == 0:
+    pods = count * spec.parallelism.nodes
+    if budget.max_unavailable is not None and _amount(budget.max_unavailable, pods) == 0:
         yield false("DisruptionBudgetBlocksDrains", limit=f"maxUnavailable is {budget.max_unavailable}")
-    elif budget.min_available is not None and _amount(budget.min_available, count) >= count:
+    elif budget.min_available is not None and _amount(budget.min_available, pods) >= pods:
         limit = f"minAvailable is {budget.min_available}, and spec.{field} is {count}"
         yield false("DisruptionBudgetBlocksDrains", limit=limit)
 
@@ -170,5 +173,5 @@ def _host_ports(spec: Spec, pod: Obj) -> Iterator[Condition]:
     has_port = any(port.get("hostPort") for one in all_containers(pod) for port in one.get("ports") or ())
     if not has_port and pod.get("hostNetwork") is not True:
         return
-    if _amount(spec.rollout_strategy.max_unavailable, 100) == 0:
+    if spec.parallelism.nodes == 1 and _amount(spec.rollout_strategy.max_unavailable, 100) == 0:
         yield false("HostPortBlocksRollouts")

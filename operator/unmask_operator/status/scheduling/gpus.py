@@ -83,13 +83,16 @@ def _explain(
     """Returns the condition for missing GPUs, with the nodes that are excluded or lack other resources."""
     resource = short.text.removeprefix("Insufficient ")
     need = _needed(pod, resource)
+    needs = f"a pod needs {need} {resource}"
+    if inputs.nodes > 1:
+        needs = f"a group needs {inputs.nodes} nodes with {need} free {resource} each"
     hint = f"; the old pods still serve: {HINT}" if is_rolling(inputs) else ""
     alone = not causes and not (capacity and capacity.excluded_gpus)
     if capacity and not causes and need > capacity.largest:
         causes = list(dict.fromkeys(SchedulerReason(None, node.scheduler_text) for node, _ in capacity.excluded_gpus))
     nodes = capacity.relevant_excluded if capacity else ()
     start = f"{explain(causes, has_gpu=True, excluded=nodes)}; " if causes else ""
-    wanted = f"{start}a pod needs {need} {resource}"
+    wanted = f"{start}{needs}"
     if capacity is None:
         return false("InsufficientGPU" if alone else "Unschedulable", f"{wanted}{hint} ({sentence})")
     excluded, largest = capacity.excluded_clause(resource), capacity.largest
