@@ -66,6 +66,9 @@ def spawn(
         inherited: descriptors that the process has too, under the same numbers.
     """
     with connection:
+        if node:  # the process cannot: its imports may take longer than node 0 waits for a `Hello`
+            with contextlib.suppress(ConnectionClosed):
+                RpcConnection(connection).send(Hello(VERSION, socket.gethostname(), node, local))
         descriptor = connection.fileno()
         arguments = ["--socket", str(descriptor), "--node", str(node), "--local", str(local)]
         if device is not None:

@@ -190,10 +190,11 @@ class RankWorker:
 
 
 def run(worker: RankWorker, node: int, local: int) -> int:
-    """Sends `Hello`, and executes the messages of rank 0. Returns the exit code."""
+    """Sends `Hello` if no other host has, and executes the messages of rank 0. Returns the exit code."""
     connection = worker.connection
     with contextlib.suppress(rpc.ConnectionClosed):
-        connection.send(rpc.Hello(rpc.VERSION, socket.gethostname(), node, local))
+        if not node:
+            connection.send(rpc.Hello(rpc.VERSION, socket.gethostname(), node, local))
         for work in (worker.send_heartbeats, worker.exit_with_rank_0):
             threading.Thread(target=work, daemon=True).start()
         try:

@@ -64,6 +64,19 @@ def test_a_rank_does_not_wait_for_strangers(port, beginning, monkeypatch):
         connection.close()
 
 
+def test_a_rank_of_another_host_may_start_slowly(port):
+    """Its imports may take minutes, and node 0 waits for seconds, as anyone may connect."""
+    processes = []
+    thread = threading.Thread(target=lambda: processes.append(spawn(("sleep", "3600"), connect(port), 1, 0)))
+    thread.start()
+    (worker,) = start_workers(2, WorkerPlacement(nodes=2, port=port), TIMEOUT)
+    thread.join()
+    assert (worker.rank, worker.hello.node) == (1, 1)
+    worker.connection.close()
+    processes[0].kill()
+    processes[0].wait(TIMEOUT)
+
+
 def test_a_rank_inherits_descriptors(tmp_path):
     """It opens the store as its own file: to open that of another process, it needs the permission to trace it."""
     ours, theirs = socket.socketpair()
