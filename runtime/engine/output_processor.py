@@ -170,7 +170,7 @@ class OutputProcessor:
         except Exception as error:
             self.fail_request(request, error)
             return False
-        if request.read is not None:
+        if request.output.read is not None:
             stats.forwards_read += 1
             request.output.num_forwards += 1
         elif scheduled.is_denoise_step:
@@ -221,20 +221,22 @@ def make_output(request: Request) -> EngineOutput:
         finish_reason=request.finish_reason,
         eos=request.output.hit_eos,
         forced_end=request.forced_end,
-        read=request.read,
+        read=request.output.read,
         cached_tokens=request.kv.cached_tokens,
         queue_seconds=request.times.queue_seconds,
         prefill_seconds=request.times.prefill_seconds,
     )
-    if request.logprobs is not None:
+    if request.output.logprobs is not None:
         output.logprobs = _make_logprobs(request)
-    if request.step_map is not None:
-        steps = request.step_map.between(request.output.num_sent_tokens, request.output.num_stable_tokens)
+    if request.output.step_map is not None:
+        steps = request.output.step_map.between(request.output.num_sent_tokens, request.output.num_stable_tokens)
         output.steps = TokenSteps(*steps)
     if request.spec.stream_mode == "denoise":
         output.start, output.tokens, output.masked = request.output.last_step_event
-        if request.candidates is not None:
-            output.candidates, output.confidence = _make_candidates(request.candidates, output.start, output.masked)
+        if request.output.candidates is not None:
+            output.candidates, output.confidence = _make_candidates(
+                request.output.candidates, output.start, output.masked
+            )
     request.output.num_sent_tokens = request.output.num_stable_tokens
     return output
 
@@ -251,9 +253,9 @@ def _make_candidates(table: LogprobTable, start: int, masked: list[int]) -> tupl
 
 def _make_logprobs(request: Request) -> TokenLogprobs:
     """Returns the logprobs of the new tokens, and of the end-of-sequence token."""
-    assert request.logprobs is not None
+    assert request.output.logprobs is not None
     end = request.output.num_stable_tokens + request.output.hit_eos
-    found = TokenLogprobs(*request.logprobs.between(request.output.num_sent_tokens, end))
+    found = TokenLogprobs(*request.output.logprobs.between(request.output.num_sent_tokens, end))
     if request.output.hit_eos:
         found.end = int(request.tokens[request.output.num_stable_tokens])
     return found

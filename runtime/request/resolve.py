@@ -333,8 +333,8 @@ def _step_map(params: SamplingParams, decoding: DecodingParams, info: EngineInfo
     if not params.return_step_map:
         return None
     _check_no_reordering(decoding, info, name)
-    size = decoding.values.get(BLOCK_LENGTH, info.block_size)
-    return replace(info.block_layout, size=int(size))
+    layout = info.block_layout.of_request(decoding.values)
+    return replace(layout, size=int(decoding.values.get(BLOCK_LENGTH, layout.size)))
 
 
 def _check_no_reordering(decoding: DecodingParams, info: EngineInfo, param: str) -> None:

@@ -29,7 +29,6 @@ from runtime.scheduling.step_plan import (
 )
 
 if TYPE_CHECKING:
-    from runtime.request.block_layout import BlockLayout
     from runtime.request.engine_messages import FinishReason, RequestSpec
     from runtime.scheduling.tool_name_matcher import ToolNameMatcher
     from runtime.structured_output.grammar_matcher import GrammarMatcher
@@ -169,11 +168,13 @@ class OutputProgress:
         hit_eos: an end-of-sequence id or a stop token, which is not part of the output, ended it.
         eos_generated: some block had `has_eos` at some step.
         last_step_event: first position, token ids and masked offsets of the last denoise event.
+        logprobs, candidates, step_map: those of its positions. None: the request does not return them.
+        read: result of a read, see `EngineOutput`. None: not known yet, or the request is none.
     """
 
     __slots__ = (
-        "eos_generated", "hit_eos", "last_step_event", "num_forwards", "num_generated", "num_sent_tokens",
-        "num_stable_tokens", "repetition_run",
+        "candidates", "eos_generated", "hit_eos", "last_step_event", "logprobs", "num_forwards", "num_generated",
+        "num_sent_tokens", "num_stable_tokens", "read", "repetition_run", "step_map",
     )  # fmt: skip
 
     def __init__(self, prompt_len: int) -> None:
@@ -182,6 +183,10 @@ class OutputProgress:
         self.hit_eos = self.eos_generated = False
         self.last_step_event: tuple[int, list[int], list[int]] = (0, [], [])
         self.repetition_run = RepetitionRun(prompt_len)
+        self.logprobs: LogprobTable | None = None
+        self.candidates: LogprobTable | None = None
+        self.step_map: StepMap | None = None
+        self.read: list[list[float]] | None = None
 
 
 @dataclass(slots=True)
@@ -225,7 +230,6 @@ class Request:
         constraint: grammar matcher of structured output; it has accepted all UNMASKED tokens. With `tool_names`, those
             since the start marker of the call whose name is incomplete; None elsewhere.
         mask_id: token of MASKED positions.
-        read: result of a read, see `EngineOutput`.
         tool_names: constrains the names of tool calls; None: it does not, or the grammar of the output does.
         lora_slot: slot of its adapter on the device while it runs, else -1.
         req_slot: row of the page table and slot in the runner while it runs, else -1.
@@ -259,11 +263,15 @@ class Request:
         self.logits_processors = (
             None if spec.logits_processors is None else LogitsProcessorState(spec, spec.logits_processors, eos_ids)
         )
-        self.logprobs = None if spec.logprobs is None else LogprobTable(size, spec.logprobs)
-        self.read: list[list[float]] | None = None
-        candidates = spec.stream_candidates
-        self.candidates = LogprobTable(size, candidates) if candidates else None
-        self.step_map = None if spec.step_map is None else self._make_step_map(spec.step_map, size)
+        if spec.logprobs is not None:
+            self.output.logprobs = LogprobTable(size, spec.logprobs)
+        if spec.stream_candidates:
+            self.output.candidates = LogprobTable(size, spec.stream_candidates)
+        if spec.step_map is not None:
+            self.output.step_map = StepMap(
+                size, self.prompt_len, spec.step_map, revises=self.resolved.may_revise,
+                uniform_noise=self.algorithm.uniform_noise,
+            )  # fmt: skip
         self.constraint: GrammarMatcher | None = None
         self.tool_names: ToolNameMatcher | None = None
         self.lora_slot = -1
@@ -271,10 +279,6 @@ class Request:
         self.pending_writes: list[tuple[int, int]] = []
         self.kv = CachedKV(spec.cache_salt)
         self.times = RequestTimes()
-
-    def _make_step_map(self, layout: BlockLayout, size: int) -> StepMap:
-        revises, uniform_noise = self.resolved.may_revise, self.algorithm.uniform_noise
-        return StepMap(size, self.prompt_len, layout, revises=revises, uniform_noise=uniform_noise)
 
     @property
     def prompt_len(self) -> int:
@@ -371,7 +375,7 @@ class Request:
 
     def finish_read(self, logprobs: list[list[float]]) -> None:
         """Finishes a read without output. Its open block is never final, so no K/V of it is reused."""
-        self.read, self.nfe = logprobs, self.nfe + 1
+        self.output.read, self.nfe = logprobs, self.nfe + 1
         self.finish_reason, self.end, self.blocks = "length", self.prompt_len, []
         self.num_final_tokens = self.num_computed_tokens
 
@@ -385,8 +389,8 @@ class Request:
             self.nfe -= sum(block.steps for block in self.blocks)
             self.blocks = []
             self.next_start = self.num_final_tokens
-            if self.step_map is not None:
-                self.step_map.restart(self.next_start)
+            if self.output.step_map is not None:
+                self.output.step_map.restart(self.next_start)
         self.num_computed_tokens = 0
         self.prefill_len = self.num_final_tokens
         self.kv.reset()

@@ -19,16 +19,16 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
     tokens, state = results.tokens[i], results.state[i]
     if size < len(tokens):
         tokens, state = tokens[:size], state[:size]
-    if request.step_map is not None:
-        request.step_map.add(block.start, (block.tokens, block.state), (tokens, state), request.nfe)
+    if request.output.step_map is not None:
+        request.output.step_map.add(block.start, (block.tokens, block.state), (tokens, state), request.nfe)
     block.tokens[...] = tokens  # takes half the time of [:]
     block.state[...] = state
     if not block.masks:
         block.numbers.post_edit_steps += 1
-    if results.logprobs is not None and request.logprobs is not None:
-        request.logprobs.add(block.start, results.logprobs, i)
-    if results.candidates is not None and request.candidates is not None:
-        request.candidates.add(block.start, results.candidates, i)
+    if results.logprobs is not None and request.output.logprobs is not None:
+        request.output.logprobs.add(block.start, results.logprobs, i)
+    if results.candidates is not None and request.output.candidates is not None:
+        request.output.candidates.add(block.start, results.candidates, i)
     if results.remasks[i]:
         remasked = results.remasked[i, :size]
         block.memory.remasked = remasked if block.memory.remasked is None else block.memory.remasked | remasked

@@ -683,16 +683,16 @@ def _first_masked(owners: Sequence[Request], blocks: Sequence[Block]) -> Iterato
 
 def requested_logprobs(owners: Sequence[Request]) -> np.ndarray | None:
     """Returns the number of top logprobs per block, int64 [n], or NO_LOGPROBS; None if no request has any."""
-    if not any(request.logprobs is not None for request in owners):
+    if not any(request.spec.logprobs is not None for request in owners):
         return None
     return np.array(
-        [NO_LOGPROBS if request.logprobs is None else request.logprobs.num_top for request in owners], dtype=np.int64
+        [NO_LOGPROBS if request.spec.logprobs is None else request.spec.logprobs for request in owners], dtype=np.int64
     )
 
 
 def processed_logprobs(owners: Sequence[Request]) -> np.ndarray | None:
     """Returns ``DenoiseBlocks.processed_logprobs``."""
-    found = [request.logprobs is not None and request.spec.processed_logprobs for request in owners]
+    found = [request.spec.logprobs is not None and request.spec.processed_logprobs for request in owners]
     return np.array(found) if any(found) else None
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -39,8 +40,9 @@ def ask_for(n: int) -> tuple[list[int], SamplingParams]:
     tokens, fields, _ = CASES[n]
     prompt, ask = asked(n % len(REQUESTS))
     return prompt, replace(
-        ask, max_tokens=tokens, seed=n, decoding={**(ask.decoding or {}), "max_denoising_steps": STEPS, **fields}
-    )
+        ask, max_tokens=tokens, seed=n, return_step_map=True,
+        decoding={**(ask.decoding or {}), "max_denoising_steps": STEPS, **fields},
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +76,9 @@ def test_answers_equal_the_oracle_in_one_batch(
         answers = llm.generate(list(prompts), list(params))
         stats = llm.engine.stats()
     assert [(out.token_ids, out.nfe) for out in answers] == [(answer.ids, answer.nfe) for answer in expected]
+    for out, (tokens, _, sizes) in zip(answers, CASES, strict=True):
+        assert out.block_starts == [0, *accumulate(sizes[:-1])], "the answer has blocks of other sizes"
+        assert len(out.step_map) == tokens
     assert (stats.preemptions > 0) == (pages == 40)
 
 
