@@ -98,7 +98,7 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
     scaling = {"provider": "HPA", "maxReplicas": 3, "targets": targets}
     hpa = accepted(admin, demo(namespace, "hpa", autoscaling=scaling))
     # A child without its label is not in the cache, so a create conflicts. The operator reads it and writes it again.
-    group = accepted(admin, demo(namespace, "group", **GROUP))
+    accepted(admin, demo(namespace, "group", **GROUP))
     zero = accepted(admin, demo(namespace, "zero", replicas=0, autoscaling=ASLEEP))
     others = ("HorizontalPodAutoscaler", "EndpointSlice", "LeaderWorkerSet")
     kinds = [kind for kind in CHILDREN if kind.kind not in others]
@@ -107,8 +107,7 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
     assert {obj["kind"] for obj in stripped} == {kind.kind for kind in (*kinds, LEADER_WORKER_SETS)}
     (hpa_child,) = _strip(admin, namespace, kind_of("autoscaling/v2", "HorizontalPodAutoscaler"), "hpa")
     (endpoints,) = _strip(admin, namespace, ENDPOINT_SLICES, "zero")
-    for unseen in (zero, group):  # no watch reports EndpointSlices and LeaderWorkerSets
-        admin.patch(unseen, {"spec": {"drainTimeoutSeconds": 61}})
+    admin.patch(zero, {"spec": {"drainTimeoutSeconds": 61}})  # no watch reports EndpointSlices
     for obj in (*stripped, hpa_child, endpoints):
         name = obj["metadata"]["name"]
         admin.wait(f"{obj['kind']} {name} has its label again", lambda obj=obj: _is_labelled(admin, obj))
