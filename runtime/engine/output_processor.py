@@ -245,6 +245,7 @@ def _make_candidates(table: LogprobTable, start: int, masked: list[int]) -> tupl
     """Returns the most probable tokens of the masked positions, and their probabilities, without impossible ones."""
     end = start + masked[-1] + 1 if masked else start
     _, ids, values = table.between(start, end)
+    table.clear(start, end)  # the next step may not sample all of these positions
     found = [
         [(id, value) for id, value in zip(ids[at], values[at], strict=True) if value > MIN_LOGPROB] for at in masked
     ]

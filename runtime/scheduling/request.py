@@ -572,3 +572,7 @@ class LogprobTable:
         self._read()
         here = slice(start, end)
         return self.values[here].tolist(), self.top_ids[here].tolist(), self.top_values[here].tolist()
+
+    def clear(self, start: int, end: int) -> None:
+        """Forgets the most probable tokens of the positions ``[start, end)``."""
+        self.top_values[start:end] = MIN_LOGPROB

@@ -76,6 +76,7 @@ def compute_logprobs(
         logprobs = _compute(full_logits, blocks, results, updated, blocks.num_logprobs, processed)
     if blocks.num_candidates is not None:
         masked = (after == MASKED) & (blocks.num_candidates > 0)[:, None]
+        masked[[each.block for each in blocks.grammar_blocks]] = False  # the grammar does not know these positions yet
         processed = np.ones(len(after), np.bool_)
         candidates = _compute(full_logits, blocks, results, masked, blocks.num_candidates, processed)
     return logprobs, candidates

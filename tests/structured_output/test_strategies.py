@@ -247,6 +247,20 @@ def test_forwards_are_launched_early_although_a_request_has_a_grammar(
     assert together == served(engine_of(replace(setup, replayed=False)), constrained + free)
 
 
+def test_positions_behind_a_name_have_no_candidates_of_an_earlier_step() -> None:
+    engine, names, seen = engine_of(SETUPS["fast_dllm_v2"]), names_of("text", NAMES), 0
+    for i in range(20):
+        more = {"grammar": "", "tool_names": names, "stream_mode": "denoise", "stream_candidates": 2}
+        engine.add(msgspec.structs.replace(spec_of(i, "none"), **more))
+    while engine.has_work():
+        constrained = {request.spec.id for request in engine.scheduler.running if request.constraint is not None}
+        for output in engine.step():
+            if output.id in constrained and output.masked:
+                assert output.candidates == [[]] * len(output.masked)
+                seen += 1
+    assert seen
+
+
 def test_names_that_cannot_be_compiled_leave_the_request_free() -> None:
     free = msgspec.structs.replace(spec_of(0, "none"), grammar="")
     named = msgspec.structs.replace(free, tool_names=ToolNames(opens="x", grammar="{}"))

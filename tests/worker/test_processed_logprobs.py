@@ -102,3 +102,10 @@ def test_candidates_of_a_stream(llm: LLM) -> None:
         llm.generate(["Anna"], params)
     with pytest.raises(RequestError, match="logprobs_mode: processed has no effect without logprobs"):
         llm.generate(["Anna"], SamplingParams(logprobs_mode="processed"))
+
+
+def test_positions_that_a_grammar_has_not_reached_have_no_candidates(llm: LLM) -> None:
+    few: dict[str, Any] = {"max_tokens": 6, "stream_candidates": 2, "decoding": {"accept_threshold": 1.0}}
+    events = list(llm.stream("Anna", SamplingParams(**few, structured_outputs={"regex": "[ab]{4}"})))[:-1]
+    assert any(event["masked"] for event in events)
+    assert all(event["candidates"] == event["confidence"] == [[]] * len(event["masked"]) for event in events)
