@@ -376,7 +376,7 @@ class Request:
     def finish_read(self, logprobs: list[list[float]]) -> None:
         """Finishes a read without output. Its open block is never final, so no K/V of it is reused."""
         self.output.read, self.nfe = logprobs, self.nfe + 1
-        self.finish_reason, self.end, self.blocks = "length", self.prompt_len, []
+        self.finish_reason, self.end, self.blocks = "stop", self.prompt_len, []
         self.num_final_tokens = self.num_computed_tokens
 
     def reset_kv(self) -> None:

@@ -108,7 +108,7 @@ def test_slots_equal_a_recomputation(setup: Setup, replayed: bool) -> None:
         for read in (template(None), joint_template(capacity(run.engine, prompt))):
             run.engine.add(spec_of(run.engine, prompt, read))
             (output,) = finished(run.engine).values()
-            assert (output.new_tokens, output.finish_reason, output.nfe, output.generated) == ([], "length", 1, 0)
+            assert (output.new_tokens, output.finish_reason, output.nfe, output.generated) == ([], "stop", 1, 0)
             np.testing.assert_allclose(output.read, expected(setup, prompt, read), atol=1e-9)
     stats = run.engine.stats()
     assert (stats.forwards_read, stats.forwards_denoise, stats.pages_used) == (2 * len(PROMPTS), 0, 0)

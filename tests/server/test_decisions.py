@@ -183,7 +183,7 @@ def test_models_metrics_and_openapi(plain: httpx.Client, server: ServerProcess) 
     (model,) = plain.get("/v1/models").json()["models"]
     assert model.keys() == {"name", "description", "release_date"}
     names = [f'unmask_decisions_questions_total{{type="{name}"}}' for name in ("choice", "score")]
-    names += ['unmask_forwards_total{kind="read"}'] * 3
+    names += ['unmask_forwards_total{kind="read"}', 'unmask_requests_total{outcome="stop"}'] * 3
     before = server.metrics()
     plain.post("/v1/decisions", json=asked())
     for name in sorted(set(names)):  # engines report between steps
