@@ -166,6 +166,7 @@ class GenerationRequest(SamplingFields):
     logits_processors: Annotated[Any, UnsupportedField([])] = None
     prompt_logprobs: Annotated[Any, UnsupportedField()] = None
     return_step_map: Annotated[Any, UnsupportedField(False)] = None
+    return_step_maps: Annotated[Any, UnsupportedField(False)] = None
     truncate_prompt_tokens: Annotated[Any, UnsupportedField()] = None
     response_format: Any = optional(
         "`text`, `json_object` (with or without a schema) or `json_schema`", {"type": "json_object"}
@@ -235,6 +236,7 @@ class SingleChoiceRequest(GenerationRequest):
     n: Annotated[Any, UnsupportedField(1)] = None
     logprobs: Annotated[Any, UnsupportedField()] = None
     top_logprobs: Annotated[Any, UnsupportedField(0)] = None
+    logprobs_mode: Annotated[Any, UnsupportedField("raw")] = None
     stream_mode: Annotated[Any, UnsupportedField("block_append")] = None  # which its streams are
     stream_candidates: Annotated[Any, UnsupportedField(0)] = None
 
