@@ -18,6 +18,7 @@ from runtime.request.validation import check_declared, refuse
 
 MAX_STOPS, MAX_STOP_CHARS, MAX_CHOICES = 32, 1024, 128
 MAX_STOP_IDS = 128
+MAX_CACHE_SALT = 256  # characters
 MAX_LOGPROBS = 20  # most probable tokens per position
 MAX_COUNT = 2**31  # limit of all counts
 UNKNOWN = "is not supported, because dlmserve does not document it; leave it out"
@@ -158,8 +159,8 @@ class SamplingParams:
         "flag", "return the denoising step that wrote each token", default=False, unset="`false`", example=True
     )
     cache_salt: str | None = _parameter(
-        "text", "cached prefixes are only shared between requests with the same salt", high=256, unset="the empty text",
-        example="team-a",
+        "text", "cached prefixes are only shared between requests with the same salt", high=MAX_CACHE_SALT,
+        unset="the empty text", example="team-a",
     )  # fmt: skip
     num_denoising_steps: int | None = _parameter(
         "integer", "steps of all blocks of the output, divided evenly", low=1, high=MAX_COUNT, example=16

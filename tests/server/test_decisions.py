@@ -1,6 +1,7 @@
 """Tests of /v1/decisions and /v1/systemone: OpenAI's client, the wire format of System One, refusals and load."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from runtime import LLM, Question
 from runtime.decisions.prompts import PROMPT_FORMAT
+from runtime.server.decisions.protocol import EXAMPLE_MAP, EXAMPLE_QUESTIONS
 from tests.server.harness import ServerProcess
 from tests.wait import TIMEOUT
 
@@ -116,6 +118,10 @@ def test_a_map_of_questions(plain: httpx.Client, route: str, state: Any) -> None
     assert answers["anger"]["legend"] == {"0": "calm", "1": "angry"}
     assert (answers["level"]["score"], answers["level"]["confidence"]) == (0, 1)
     assert answer["usage"].keys() == {"input_tokens", "output_tokens"}
+    fields = {"instructions": "You read mails.", "priority": 1, "request_id": "a"}
+    longer = plain.post(route, json={"model": "tiny", "state": state, "questions": MAP, **fields})
+    assert "X-Unmask-Ignored" not in longer.headers
+    assert longer.json()["usage"]["input_tokens"] > answer["usage"]["input_tokens"]
 
 
 def test_many_questions(plain: httpx.Client) -> None:
@@ -149,15 +155,15 @@ WRONG: dict[str, tuple[dict[str, Any], int, str]] = {
     "no questions": (asked(questions=[]), 400, "questions"),
     "an unknown model": (asked(model="other"), 404, "model"),
     "an image": (asked(input=[{"role": "user", "content": [IMAGE]}]), 400, "input[0].content[0]"),
-    "an image in a question": (one(instructions=[IMAGE]), 400, "questions[1].predicate.instructions[0]"),
+    "an image in a question": (one(instructions=[IMAGE]), 400, "questions[1].instructions[0]"),
     "an unknown item": (asked(input=[{"type": "computer_call"}]), 400, "input[0]"),
     "a result without its call": (asked(input=[ITEMS[4]]), 400, "input[0]"),
-    "an unknown type": (one(type="box"), 400, "questions[1]"),
-    "one choice": (one(type="choice", choices=CHOICES[:1]), 400, "questions[1].choice.choices"),
+    "an unknown type": (one(type="box"), 400, "questions[1].type"),
+    "one choice": (one(type="choice", choices=CHOICES[:1]), 400, "questions[1].choices"),
     "a choice twice": (one(type="choice", choices=[*CHOICES, CHOICES[0]]), 400, "questions[1].choices[3]"),
     "too many labels": (one(type="choice", choices=[{"value": str(n)} for n in range(99)]), 400, "questions[1]"),
     "too many levels": (one(type="score", levels=[{"label": str(n)} for n in range(11)]), 400,
-                        "questions[1].score.levels"),
+                        "questions[1].levels"),
     "a long state": (asked(input="x " * 600), 400, "questions[0]"),
     "a long question": (one(instructions="x " * 600), 400, "questions[1]"),
     "deep JSON": (json_part(nested(40)), 400, "input[0].content[0]"),
@@ -165,18 +171,42 @@ WRONG: dict[str, tuple[dict[str, Any], int, str]] = {
     "assets": ({"model": "tiny", "state": "x", "questions": MAP, "assets": {"a": "data:,"}}, 400, "assets"),
     "a number as state": ({"model": "tiny", "state": 5, "questions": MAP}, 400, "state"),
     "no criterion": ({"model": "tiny", "state": "x", "questions": {"a": {"type": "noul"}}}, 400, "questions.a"),
-    "a box": ({"model": "tiny", "state": "x", "questions": {"a": {"type": "box"}}}, 400, "questions.a"),
+    "a box": ({"model": "tiny", "state": "x", "questions": {"a": {"type": "box"}}}, 400, "questions.a.type"),
+    "no type": ({"model": "tiny", "state": "x", "questions": {"choice": {"criteria": {}}}}, 400,
+                "questions.choice.type"),
+    "a question like its type": ({"model": "tiny", "state": "x", "questions": {"choice": {"type": "choice"}}}, 400,
+                                 "questions.choice.criteria"),
+    "a question like a list": ({"model": "tiny", "state": "x", "questions": {"list": {"type": "score"}}}, 400,
+                               "questions.list.criteria"),
+    "two states": (asked(input="x", state="y"), 400, "state"),
+    "instructions beside a list": (asked(instructions="Be exact."), 400, "instructions"),
+    "a long salt": (asked(cache_salt="x" * 257), 400, "cache_salt"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_refusals_name_the_question(plain: httpx.Client, case: str) -> None:
     body, status, param = WRONG[case]
+    for route in ("/v1/decisions", "/v1/systemone") if isinstance(body["questions"], dict) else ("/v1/decisions",):
+        response = plain.post(route, json=body)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (status, param), error
+        if case in ("a long state", "a long question"):
+            assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("body", "example"),
+    [
+        (asked(questions=["x"]), EXAMPLE_QUESTIONS[0]),
+        ({"model": "tiny", "state": "x", "questions": {"a": "x"}}, EXAMPLE_MAP["angry"]),
+    ],
+)
+def test_the_error_of_a_question_of_a_wrong_type_has_an_example(
+    plain: httpx.Client, body: dict[str, Any], example: dict[str, str]
+) -> None:
     response = plain.post("/v1/systemone" if "state" in body else "/v1/decisions", json=body)
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (status, param), error
-    if "long" in case:
-        assert error["code"] == "context_length_exceeded"
+    assert json.loads(response.json()["error"]["message"].split("an object; for example ")[1]) == example
 
 
 def test_models_metrics_and_openapi(plain: httpx.Client, server: ServerProcess) -> None:

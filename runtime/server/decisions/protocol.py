@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
@@ -232,38 +232,47 @@ ListedQuestion = Annotated[PredicateQuestion | ChoiceQuestion | ScoreQuestion, F
 MapQuestion = Annotated[NoulQuestion | MapChoiceQuestion | MapScoreQuestion, Field(discriminator="type")]
 QuestionList = Annotated[list[ListedQuestion], Field(min_length=1, max_length=MAX_QUESTIONS, fail_fast=True)]
 QuestionMap = Annotated[dict[str, MapQuestion], Field(min_length=1, max_length=MAX_QUESTIONS)]
+
+
+def _check_state(value: Any) -> Any:
+    if not isinstance(value, str | dict | list):
+        raise PydanticCustomError("state_type", "must be a text, an object or an array")
+    return value
+
+
+State = Annotated[Any, AfterValidator(_check_state)]
 _JOINT = "answer as many questions per forward as fit: faster, and less exact; default false"
 
 
-class SystemOneRequest(RequestModel):
+class _DecisionRequest(RequestModel):
+    """Fields of both formats. A map of questions has those of System One on either route."""
+
     model: ModelName = None
-    state: Any = api_field("what the questions are about: text, an object or an array", "Stripe has failed again!")
-    questions: QuestionMap = api_field("questions by id", EXAMPLE_MAP)
-    instructions: str | None = optional("text of a system message", "You read mails of customers.")
+    instructions: str | None = optional("text of a system message; only beside a map", "You read mails of customers.")
     joint: bool | None = optional(_JOINT, True)
     cache_salt: str | None = optional("requests share cached prefixes only with those of the same salt", "tenant-1")
     chat_template_kwargs: TemplateArguments = None
-    priority: Any = ignored_field(0)
-    request_id: Any = ignored_field("request-1")
     assets: Annotated[Any, UnsupportedField({}, [], why=_NO_IMAGES)] = None
     images: Annotated[Any, UnsupportedField([], why=_NO_IMAGES)] = None
     audio: Annotated[Any, UnsupportedField([], why="is not supported; leave it out")] = None
     videos: Annotated[Any, UnsupportedField([], why="is not supported; leave it out")] = None
+    priority: Any = ignored_field(0)
+    request_id: Any = ignored_field("request-1")
 
-    @field_validator("state")
-    @classmethod
-    def _check_state(cls, value: Any) -> Any:
-        if not isinstance(value, str | dict | list):
-            raise PydanticCustomError("state_type", "must be a text, an object or an array")
-        return value
+    def system_messages(self) -> list[dict[str, Any]]:
+        return [{"role": "system", "content": self.instructions}] if self.instructions else []
+
+
+class SystemOneRequest(_DecisionRequest):
+    state: State = api_field("what the questions are about: text, an object or an array", "Stripe has failed again!")
+    questions: QuestionMap = api_field("questions by id", EXAMPLE_MAP)
 
     def to_questions(self) -> list[Question]:
         return _questions(self.questions)
 
     def to_chat(self) -> chat.ChatPrompt:
         """Returns the conversation that the questions are about."""
-        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        messages.append({"role": "user", "content": as_text(self.state)})
+        messages = [*self.system_messages(), {"role": "user", "content": as_text(self.state)}]
         return chat.ChatPrompt(messages, self.chat_template_kwargs or {})
 
 
@@ -282,20 +291,16 @@ _Input = Annotated[
 ]
 
 
-class DecisionsRequest(RequestModel):
-    model: ModelName = None
+class DecisionsRequest(_DecisionRequest):
     input: _Input | None = optional(
         "what the questions are about: text, or a list of items", "Stripe has failed again!"
     )
-    state: Any = optional("alias of `input` beside a map of questions: text, an object or an array", None)
+    state: State | None = optional("alias of `input` beside a map of questions: text, an object or an array", None)
     questions: Annotated[
         Annotated[QuestionList, Tag("list")] | Annotated[QuestionMap, Tag("map")],
         Discriminator(_questions_arm),
         AnyOfUnion(),
     ] = api_field("list of questions; a map is read and answered as by `/v1/systemone`", EXAMPLE_QUESTIONS)
-    joint: bool | None = optional(_JOINT, True)
-    cache_salt: str | None = optional("requests share cached prefixes only with those of the same salt", "tenant-1")
-    chat_template_kwargs: TemplateArguments = None
     prompt_cache_key: str | None = ignored_field("key")
     prompt_cache_options: Any = ignored_field({"mode": "implicit"})
     safety_identifier: str | None = ignored_field("user-1")
@@ -309,15 +314,19 @@ class DecisionsRequest(RequestModel):
 
     def to_chat(self) -> chat.ChatPrompt:
         """Returns the conversation that the questions are about. Messages of a user that follow each other are one."""
-        if self.input is None and not (self.is_map and isinstance(self.state, str | dict | list)):
+        if self.input is None and not (self.is_map and self.state is not None):
             raise refuse("input", "is missing; give a text or a list of items")
+        if self.input is not None and self.state is not None:
+            raise refuse("state", "duplicates input; give one of them")
+        if self.instructions and not self.is_map:
+            raise refuse("instructions", "is only for a map of questions; give a system message in input instead")
         conversation = chat.Conversation("call_id")
         if isinstance(self.input, list):
             for i, item in enumerate(self.input):
                 item.add_to(conversation, f"input[{i}]")
         else:
             conversation.add("input", role="user", content=self.input or as_text(self.state))
-        messages: list[dict[str, Any]] = []
+        messages = self.system_messages()
         for message in conversation.to_template():
             if messages and messages[-1]["role"] == message["role"] == "user":
                 message["content"] = f"{messages.pop()['content']}\n\n{message['content']}"

@@ -15,7 +15,8 @@ from runtime.decisions.prompts import PROMPT_FORMAT, DecisionPrompts, DecisionRe
 from runtime.decisions.questions import Answer, Question
 from runtime.request.output import CompletionState, TextBuilder
 from runtime.request.resolve import RequestContext
-from runtime.request.validation import refuse
+from runtime.request.sampling_params import MAX_CACHE_SALT
+from runtime.request.validation import refuse, text
 from runtime.server.decisions import protocol
 from runtime.server.serving.context import ServerContext
 from runtime.server.serving.executors import api_key_id
@@ -128,6 +129,7 @@ async def _start(
     model = context.model_name(body.model)
     info, tokenizer = context.require()
     questions, chat = body.to_questions(), body.to_chat()
+    salt = text("cache_salt", body.cache_salt or "", MAX_CACHE_SALT)
     limit = context.engine_client.max_choices()
     if len(questions) > limit:
         raise refuse("questions", f"has {len(questions)} questions; this server answers at most {limit} at once")
@@ -144,7 +146,7 @@ async def _start(
     choices = []
     for i, read in enumerate(reads):
         of_read = RequestContext(id=f"{id}-{i}", parent_id=id, tenant=api_key_id(request), adapter=adapter)
-        choices.append(CompletionState(i, read.spec(info, of_read, body.cache_salt or ""), TextBuilder()))
+        choices.append(CompletionState(i, read.spec(info, of_read, salt), TextBuilder()))
     if adapter:
         context.model_name(model)  # it may have been unloaded meanwhile
     return GenerationJob(id, context.engine_client, choices, False, len(choices)), reads, body, model

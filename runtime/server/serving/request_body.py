@@ -309,8 +309,10 @@ B = TypeVar("B", bound=RequestModel)
 # messages of pydantic with Python types, in terms of JSON
 _JSON_MESSAGES = {
     "model_type": "Input should be an object",
+    "model_attributes_type": "Input should be an object",
     "dict_type": "Input should be an object",
     "list_type": "Input should be an array",
+    "union_tag_not_found": "Field required",
 }
 
 
@@ -340,13 +342,17 @@ def validate_body(kind: type[B], value: Any) -> B:
     try:
         return kind.model_validate(value)
     except pydantic.ValidationError as invalid:
-        errors = invalid.errors(include_url=False, include_context=False, include_input=False)
+        errors = invalid.errors(include_url=False, include_input=False)
     first = errors[0]
-    param = _path(first["loc"])
+    loc, message = first["loc"], _JSON_MESSAGES.get(first["type"], first["msg"])
+    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        loc = (*loc, "type")
+    if first["type"] == "union_tag_invalid":
+        message = f"Input should be one of {first['ctx']['expected_tags']}"
+    param = _path(loc, value)
     if param is None:
         raise RequestError("the body must be a JSON object")
-    message = _JSON_MESSAGES.get(first["type"], first["msg"])
-    own = message if first["type"] == "literal_error" else ""
+    own = message if first["type"] in ("literal_error", "union_tag_invalid") else ""
     if first["type"].endswith("_type") and (example := _example(kind, first["loc"])) is not None:
         own = f"; for example {to_json(example, inf_nan_mode='constants').decode()}"
         message += own
@@ -358,6 +364,8 @@ def _example(annotation: Any, loc: Sequence[int | str], example: Any = None) -> 
     for i, name in enumerate(loc):
         if isinstance(name, int):
             example = example[0] if isinstance(example, list) and example else None
+        elif isinstance(example, dict | list) and name not in _ARMS:
+            example = next(iter(example.values()), None) if isinstance(example, dict) else None
         for model in _models(annotation):
             if (declared := model.model_fields.get(str(name))) is not None:
                 return _example(declared.annotation, loc[i + 1 :], (declared.examples or [None])[0])
@@ -375,11 +383,17 @@ def _models(annotation: Any) -> Iterator[type[RequestModel]]:
 _ARMS = frozenset(("str", "list", "map", "any", "item", "added"))  # of unions
 
 
-def _path(loc: tuple[int | str, ...]) -> str | None:
-    """``("messages", 0, "content", "str")`` -> ``"messages[0].content"``; long names of clients are cut."""
+def _path(loc: tuple[int | str, ...], value: Any) -> str | None:
+    """``("messages", 0, "content", "str")`` -> ``"messages[0].content"``; long names of clients are cut.
+
+    Arms of unions are left out. `value` has no such field, and its `type` may be the arm of the fields behind.
+    """
     path = ""
-    for part in loc:
-        if part in _ARMS:
+    for i, part in enumerate(loc):
+        fields = value if isinstance(value, dict) else {}
+        is_arm = part in _ARMS or (i + 1 < len(loc) and fields.get("type") == part)
+        if is_arm and part not in fields:
             continue
         path += f"[{part}]" if isinstance(part, int) else ("." if path else "") + part[:80]
+        value = value[part] if isinstance(value, list) and isinstance(part, int) else fields.get(part)
     return path or None
