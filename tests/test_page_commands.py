@@ -39,14 +39,14 @@ def demo(tmp_path_factory):
 
 
 def answers(body: str) -> list[str]:
-    """Returns the texts and tool call arguments in a response of any route, streamed or not."""
+    """Returns the texts, tool call arguments and choices in a response of any route, streamed or not."""
     found: dict[str, str] = {}
 
     def collect(node, path=""):
         for key, value in node.items() if isinstance(node, dict) else enumerate(node):
             if isinstance(value, dict | list):
                 collect(value, f"{path}/{key}")
-            elif key in ("content", "text", "arguments") and isinstance(value, str) and value:
+            elif key in ("content", "text", "arguments", "choice") and isinstance(value, str) and value:
                 found[f"{path}/{key}"] = value
 
     for line in body.splitlines():

@@ -260,6 +260,8 @@ def test_every_integer_field_of_a_route_accepts_integral_floats(fake: ServerProc
             if not kinds(schema) & {"integer", "array of integer"} or name in ("prompt", "model"):
                 continue
             (example,) = schema["examples"]
+            if isinstance(example, str):  # ids, which are texts or integers
+                continue
             many = isinstance(example, list)
             base = {**BODIES[route], **MORE.get(name, {})}
             floats = [float(item) for item in example] if many else float(example)
