@@ -54,6 +54,9 @@ class _RequestSpec:
     stop_ids: tuple[int, ...] = ()
     logits_processors: None = None
     logprobs: None = None
+    processed_logprobs: bool = False
+    stream_candidates: int = 0
+    step_map: None = None
     forced_token_ids: tuple[int, ...] = ()
     read_ids: tuple[int, ...] = ()
     stream_mode: str = "final"

@@ -181,7 +181,7 @@ def test_no_forward_is_launched_in_vain(strategy: str, monkeypatch: pytest.Monke
         assert forwards.call_count == run.engine.stats().steps
 
     check()
-    assert sum(begun for _, begun in noted) > 20
+    assert any(begun for _, begun in noted), "no forward was launched early"
 
 
 @pytest.mark.parametrize("strategy", ["multi_bd", "d2f", "full", "fast_dllm_v2", "nemotron_diffusion"])
