@@ -1,5 +1,6 @@
 """Tests that a real API server accepts the rendered objects strictly and returns them without differences."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +9,11 @@ import yaml
 
 from e2e.cluster import Kube
 from e2e.cluster.authorization import restrict
+from tests.operator.live.objects import lws_crd
 from tests.operator.samples import SETTINGS, child, make, observe, resource
 from tests.operator.snapshot import ROOT, examples
 from tools import crd
+from unmask_operator.kinds import LEADER_WORKER_SETS
 from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
 from unmask_operator.plan.drift import content, field_name, replaced
 from unmask_operator.plan.plan import Plan
@@ -125,11 +128,15 @@ empty:  # values that the API server drops or replaces by defaults
 """)
 TRUSTED = replace(SETTINGS, ca_config_map="roots")  # what the chart may add to pods
 RESOURCES = {**examples(), **{name: resource(name, **spec) for name, spec in SPECS.items()}}
+APIS = frozenset({LEADER_WORKER_SETS.api})  # of the optional kinds, those that the fixture `crds` defines
 
 
 @pytest.fixture(scope="module")
-def crds(admin: Kube) -> None:
+def crds(admin: Kube) -> Iterator[None]:
     admin.define(crd.crd())
+    admin.define(lws_crd())
+    yield
+    admin.undefine(lws_crd())
 
 
 def created(admin: Kube, namespace: str, manifest: Obj) -> Obj:
@@ -149,7 +156,7 @@ def live(admin: Kube, plan: Plan) -> list[Obj]:
 @pytest.mark.parametrize("name", RESOURCES)
 def test_written_objects_are_read_back_without_a_difference(admin: Kube, namespace: str, crds: None, name: str) -> None:
     service = created(admin, namespace, RESOURCES[name])
-    plan = make(observe(service, apis=frozenset()), TRUSTED)
+    plan = make(observe(service, apis=APIS), TRUSTED)
     assert all(problem.condition != "Accepted" for problem in plan.problems)
     written(admin, plan)
     found = live(admin, plan)
@@ -160,7 +167,7 @@ def test_written_objects_are_read_back_without_a_difference(admin: Kube, namespa
     ] == []
 
     service = admin.get(API_VERSION, KIND, service["metadata"]["name"], namespace)
-    again = make(observe(service, *found, apis=frozenset()), TRUSTED)
+    again = make(observe(service, *found, apis=APIS), TRUSTED)
     assert again.children == plan.children, "the revision that was read back does not cover the resource"
     assert again.delete == ()
 
