@@ -13,22 +13,29 @@ if TYPE_CHECKING:  # machines for benchmarks do not have msgspec
     from runtime.request.engine_messages import FinishReason
 
 
+def record_step(request: Request, block: Block, results: BlockResults, i: int) -> None:
+    """Records step and candidates of result `i`, if requested, before it is written into the block."""
+    output = request.output
+    if output.step_map is not None:
+        after = results.tokens[i, : block.size], results.state[i, : block.size]
+        output.step_map.add(block.start, (block.tokens, block.state), after, request.nfe)
+    if results.candidates is not None and output.candidates is not None:
+        output.candidates.add(block.start, results.candidates, i)
+
+
 def write_block(request: Request, block: Block, results: BlockResults, i: int) -> None:
     """Writes result `i` of the step into the block and the arrays of the request. `Request.nfe` counts the step."""
     size = block.size
     tokens, state = results.tokens[i], results.state[i]
     if size < len(tokens):
         tokens, state = tokens[:size], state[:size]
-    if request.output.step_map is not None:
-        request.output.step_map.add(block.start, (block.tokens, block.state), (tokens, state), request.nfe)
+    record_step(request, block, results, i)
     block.tokens[...] = tokens  # takes half the time of [:]
     block.state[...] = state
     if not block.masks:
         block.numbers.post_edit_steps += 1
     if results.logprobs is not None and request.output.logprobs is not None:
         request.output.logprobs.add(block.start, results.logprobs, i)
-    if results.candidates is not None and request.output.candidates is not None:
-        request.output.candidates.add(block.start, results.candidates, i)
     if results.remasks[i]:
         remasked = results.remasked[i, :size]
         block.memory.remasked = remasked if block.memory.remasked is None else block.memory.remasked | remasked

@@ -134,12 +134,9 @@ class Canvas(Strategy):
 
     def _write_open(self, request: Request, block: Block, results: BlockResults, i: int) -> None:
         """Writes the content of a canvas that continues. It is not finished, so an EOS does not count."""
-        tokens, state = results.tokens[i, : block.size], results.state[i, : block.size]
-        if request.output.step_map is not None:
-            request.output.step_map.add(block.start, (block.tokens, block.state), (tokens, state), request.nfe)
-        if results.candidates is not None and request.output.candidates is not None:
-            request.output.candidates.add(block.start, results.candidates, i)
-        block.tokens[:], block.state[:] = tokens, state
+        block_update.record_step(request, block, results, i)
+        block.tokens[:] = results.tokens[i, : block.size]
+        block.state[:] = results.state[i, : block.size]
         first_eos = block.size if request.spec.ignore_eos else results.first_eos[i]
         block_update.update_generated(request, block, results.masks[i], first_eos)
         block.steps += 1
