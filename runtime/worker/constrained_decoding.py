@@ -28,7 +28,7 @@ from runtime.kernels.ops import select_kernels
 from runtime.kernels.uniform_numbers import uniform_numbers_reference
 from runtime.scheduling.step_plan import UNMASKED, BlockResults, DenoiseBlocks, GrammarBlock, Ints32, StateWrite
 from runtime.worker.candidates import FullLogits
-from runtime.worker.logits_processors import apply_logits_processors, logits_processor_arrays
+from runtime.worker.logits_processors import apply_to_rows
 
 
 @dataclass
@@ -142,10 +142,7 @@ class ConstrainedDecoding:
         at = np.concatenate([np.arange(w.position, w.block.size) for w in batch])
         logits = self._full_logits.rows(blocks.rows[block] + at)
         if blocks.logits_processors is not None:
-            arrays = logits_processor_arrays(blocks.logits_processors)
-            inputs = {name: torch.from_numpy(array).to(logits.device) for name, array in arrays.items()}
-            block_index, offset = torch.from_numpy(np.stack([block, at])).to(logits.device)
-            apply_logits_processors(logits, inputs, block_index, offset, DEFAULT_LOGITS_OPS)
+            apply_to_rows(logits, blocks.logits_processors, block, at)
         for walk in batch:
             walk.accept_forced()
         return logits, _choose(logits, batch, blocks)

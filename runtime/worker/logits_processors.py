@@ -11,7 +11,7 @@ from dataclasses import fields
 import numpy as np
 import torch
 
-from runtime.algorithms.logits_ops import LogitsOps
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
 from runtime.scheduling.logits_processors import TokenAdjustments, padded
 from runtime.scheduling.request import Block, Request
 from runtime.scheduling.step_plan import UNMASKED, LogitsProcessorBatch
@@ -90,6 +90,14 @@ def apply_logits_processors(
         chunk = logits[rows]
         process_logits(chunk, chunk_inputs, logits_ops)
         logits[rows] = chunk
+
+
+def apply_to_rows(logits: torch.Tensor, batch: LogitsProcessorBatch, block: np.ndarray, at: np.ndarray) -> None:
+    """Does the same for a step whose inputs are on the host, int64 [rows] each. `logits` have all columns."""
+    arrays = logits_processor_arrays(batch)
+    inputs = {name: torch.from_numpy(array).to(logits.device) for name, array in arrays.items()}
+    index, offset = torch.from_numpy(np.stack([block, at])).to(logits.device)
+    apply_logits_processors(logits, inputs, index, offset, DEFAULT_LOGITS_OPS)
 
 
 def process_logits(logits: torch.Tensor, inputs: Mapping[str, torch.Tensor], logits_ops: LogitsOps) -> None:

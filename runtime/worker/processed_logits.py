@@ -13,7 +13,7 @@ from runtime.algorithms.base import SUPPRESS_EOS, TEMPERATURE, LogitStat, Sample
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
 from runtime.kernels.bitmask_argmax import mask_logits
 from runtime.scheduling.step_plan import MASKED, NUM_STEPS, AlgorithmBatch, BlockResults, DenoiseBlocks
-from runtime.worker.logits_processors import apply_logits_processors, logits_processor_arrays
+from runtime.worker.logits_processors import apply_to_rows
 
 
 def processed_logprobs(
@@ -29,10 +29,7 @@ def processed_logprobs(
         eos_ids: int64 [ids].
     """
     if blocks.logits_processors is not None:
-        arrays = logits_processor_arrays(blocks.logits_processors)
-        inputs = {name: torch.from_numpy(array).to(logits.device) for name, array in arrays.items()}
-        index, offset = _on(logits, block, at)
-        apply_logits_processors(logits, inputs, index, offset, DEFAULT_LOGITS_OPS)
+        apply_to_rows(logits, blocks.logits_processors, block, at)
     for group in blocks.groups:
         mine = np.flatnonzero(np.isin(block, group.members))
         if len(mine):
