@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from runtime.request.validation import refuse
 from runtime.server.serving import generation
 from runtime.server.serving.request_body import (
     Integer,
@@ -80,10 +79,8 @@ class LlamaInfillRequest(generation.SingleChoiceRequest):
     def set_fields(self) -> dict[str, Any]:
         """Returns set fields, with those of llama.cpp under the names of `SamplingParams`. Raises RequestError."""
         found = super().set_fields()
-        for name, own in (("max_tokens", "n_predict"), ("repetition_penalty", "repeat_penalty")):
-            value = getattr(self, own)
-            if value is not None and found.setdefault(name, value) != value:
-                raise refuse(own, f"differs from {name}; give one of them")
+        generation.set_alias(found, "n_predict", self.n_predict, "max_tokens")
+        generation.set_alias(found, "repeat_penalty", self.repeat_penalty, "repetition_penalty")
         return found
 
 

@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from runtime.request.validation import refuse
 from runtime.server.serving import generation
 from runtime.server.serving.request_body import Identifier, Integer, api_field, ignored_field, optional
 
@@ -26,8 +25,7 @@ class FimRequest(generation.SingleChoiceRequest):
     def set_fields(self) -> dict[str, Any]:
         """Returns set fields, with `random_seed` as `seed`. Raises RequestError."""
         found = super().set_fields()
-        if self.random_seed is not None and found.setdefault("seed", self.random_seed) != self.random_seed:
-            raise refuse("random_seed", "differs from seed; give one of them")
+        generation.set_alias(found, "random_seed", self.random_seed, "seed")
         return found
 
 

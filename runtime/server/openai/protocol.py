@@ -167,9 +167,7 @@ class ChatRequest(OpenAIRequest, chat.ChatFields):
     def set_fields(self) -> dict[str, Any]:
         """Returns set fields: `logprobs` as a number, `max_completion_tokens` as `max_tokens`. Raises RequestError."""
         found = super().set_fields()
-        limit = self.max_completion_tokens
-        if limit is not None and found.setdefault("max_tokens", limit) != limit:
-            raise refuse("max_completion_tokens", "differs from max_tokens; give one of them")
+        generation.set_alias(found, "max_completion_tokens", self.max_completion_tokens, "max_tokens")
         requested = found.pop("logprobs", False)
         if requested:
             found["logprobs"] = self.top_logprobs or 0

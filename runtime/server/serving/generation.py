@@ -150,6 +150,12 @@ def check_unset(body: RequestModel, names: Iterable[str], message: str) -> None:
             raise refuse(name, message)
 
 
+def set_alias(found: dict[str, Any], alias: str, value: Any, name: str) -> None:
+    """Sets the field `name` to the `value` of its alias; None: it is not set. Raises RequestError if the two differ."""
+    if value is not None and found.setdefault(name, value) != value:
+        raise refuse(alias, f"differs from {name}; give one of them")
+
+
 class GenerationRequest(SamplingFields):
     """Fields of all generation routes."""
 
@@ -222,8 +228,7 @@ class StepMapRequest(GenerationRequest):
         values = asked if isinstance(asked, list) else [asked]
         if len(values) != 1:
             raise refuse(SGLANG_STEP_MAPS, f"has {len(values)} entries; give true or false for the whole request")
-        if found.setdefault(STEP_MAP, values[0]) != values[0]:
-            raise refuse(SGLANG_STEP_MAPS, f"differs from {STEP_MAP}; give one of them")
+        set_alias(found, SGLANG_STEP_MAPS, values[0], STEP_MAP)
         return found
 
     def names(self) -> dict[str, str]:
