@@ -24,7 +24,7 @@ INPUTS = "serving.unmask.dev/inputs"  # annotation of a Job: digest of its spec,
 BACKOFF_LIMIT = 6
 USELESS = 2  # exit code after which another attempt would fail too
 _REQUESTS = {"cpu": "1", "memory": "2Gi"}
-_IN_TEMPLATE = re.compile(rf"--model={MOUNT}/(?:.*/)?([0-9a-f]{{16}})/([0-9a-f]{{40}})")
+_IN_TEMPLATE = re.compile(rf"--model={MOUNT}/(?:.*/)?([0-9a-f]{{16}}/[0-9a-f]{{40}})")
 # Members of the engine's pods that decide where a pod runs, and as whom.
 _COPIED = (
     *("serviceAccountName", "automountServiceAccountToken", "enableServiceLinks", "imagePullSecrets"),
@@ -59,20 +59,16 @@ def model(resource: DiffusionLMService) -> str | None:
 
 def commit_in(template: Mapping[str, Any]) -> str:
     """Returns the commit of the copy that a pod template names; "" without one."""
-    return _named(template)[2]
+    return snapshot_in(template).rpartition("/")[2]
 
 
 def snapshot_in(template: Mapping[str, Any]) -> str:
     """Returns KEY/COMMIT of the copy that a pod template names; "" without one."""
-    return _named(template)[1]
-
-
-def _named(template: Mapping[str, Any]) -> tuple[str, str, str]:
     for container in template["spec"]["containers"]:
         for argument in container.get("args") or () if container["name"] == MAIN else ():
             if found := _IN_TEMPLATE.fullmatch(argument):
-                return found[1], f"{found[1]}/{found[2]}", found[2]
-    return "", "", ""
+                return found[1]
+    return ""
 
 
 def is_offline(spec: Spec) -> bool:
