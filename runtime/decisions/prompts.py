@@ -235,9 +235,8 @@ class DecisionPrompts:
         found = self._known.get((kind, key))
         if found is None:
             found = find(key)
-            if (
-                len(self._known) >= MAX_KNOWN
-            ):  # without special tokens in the template each prompt has a tail of its own
+            # Without special tokens in the template, each prompt has a tail of its own.
+            if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             self._known[kind, key] = found
         return found
