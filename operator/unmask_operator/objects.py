@@ -72,6 +72,10 @@ def serves(pod: Mapping[str, Any]) -> bool:
     return bool(section(pod, "metadata", "labels").get(ROLE_LABEL) != "worker")
 
 
+def is_ready(pod: Obj) -> bool:
+    return condition(pod, "Ready").get("status") == "True"
+
+
 def section(obj: Any, *members: str) -> Obj:
     """Returns a nested member that should be an object, or {} if it or one above it is missing or another type."""
     for member in members:

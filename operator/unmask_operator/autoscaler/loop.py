@@ -12,9 +12,9 @@ from unmask_operator.autoscaler.decide import decide
 from unmask_operator.autoscaler.history import History, Reading, Sample
 from unmask_operator.autoscaler.idle import Idleness, Routing
 from unmask_operator.autoscaler.rules import Rules
-from unmask_operator.objects import Key, Obj, section, serves
+from unmask_operator.objects import Key, Obj, is_ready, section, serves
 from unmask_operator.plan.observed import Decision
-from unmask_operator.status.pods.pod_status import is_live, is_ready, load_seconds, name
+from unmask_operator.status.pods.pod_status import is_live, load_seconds, name
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ import logging
 from unmask_operator.kinds import CONFIG_MAPS
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.objects import GROUP, Obj, digest, section
+from unmask_operator.objects import GROUP, Obj, digest, is_ready, section
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render.adapters import follows, listed
 from unmask_operator.render.labels import adapters_config
-from unmask_operator.status.pods.pod_status import is_live, is_ready
+from unmask_operator.status.pods.pod_status import is_live
 
 LIST_HASH = f"{GROUP}/adapters"  # annotation of a pod: digest of the last list that it was annotated with
 

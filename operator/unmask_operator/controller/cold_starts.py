@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 
-from unmask_operator.objects import Key, Obj, condition, serves
-from unmask_operator.status.pods.pod_status import is_ready, is_started, restarts, started_at
+from unmask_operator.objects import Key, Obj, condition, is_ready, serves
+from unmask_operator.status.pods.pod_status import is_started, restarts, started_at
 
 LOAD_PHASES = ("start", "download", "weights", "warmup")  # of the runtime's /startup
 

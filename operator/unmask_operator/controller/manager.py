@@ -22,12 +22,12 @@ from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.metrics import Metrics
-from unmask_operator.objects import Key, Obj, Ref
+from unmask_operator.objects import Key, Obj, Ref, is_ready
 from unmask_operator.plan.observed import Observed
 from unmask_operator.pod_http import PODS_AT_ONCE, pod_session
 from unmask_operator.render.adapters import listed
 from unmask_operator.settings import Backoffs, Settings
-from unmask_operator.status.pods.pod_status import is_ready, load_seconds
+from unmask_operator.status.pods.pod_status import load_seconds
 
 WORKERS = 16
 REQUEUE_ALL_SECONDS = 300.0  # between reconciles of all resources from the cache

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from unmask_operator.objects import Key, Obj, section, serves
+from unmask_operator.objects import Key, Obj, is_ready, section, serves
 from unmask_operator.plan.observed import Adapter, Load
 from unmask_operator.pod_http import PODS_AT_ONCE, PODS_PER_SERVICE, get_text
 from unmask_operator.render.adapters import follows
 from unmask_operator.render.labels import PORT
 from unmask_operator.render.model import COMMIT, key_of
-from unmask_operator.status.pods.pod_status import is_live, is_ready
+from unmask_operator.status.pods.pod_status import is_live
 
 TIMEOUT_SECONDS = 2.0
 POLL_SECONDS = 10.0  # limit for one poll of all pods

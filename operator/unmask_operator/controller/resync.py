@@ -17,14 +17,13 @@ from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.metrics import Metrics
-from unmask_operator.objects import SERVICE_LABEL, Key, Obj, section
+from unmask_operator.objects import SERVICE_LABEL, Key, Obj, is_ready, section
 from unmask_operator.plan.optional_kinds import MISSING_CRD
 from unmask_operator.render.autoscaling import OWN_SLICES
 from unmask_operator.settings import Settings
 from unmask_operator.status.conditions.basic import API_ERROR
 from unmask_operator.status.conditions.route_ready import TYPE as ROUTE_READY
 from unmask_operator.status.conditions.route_ready import WAITING
-from unmask_operator.status.pods.pod_status import is_ready
 
 # A namespace is synced once these were listed in it. If a child of another kind is missing from the cache, its create
 # fails and it is read. Without revisions, pods would be created from a new template.

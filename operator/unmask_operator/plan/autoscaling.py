@@ -7,7 +7,7 @@ import math
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.kinds import AUTOSCALERS, SCALED_OBJECTS
-from unmask_operator.objects import Obj, Ref, condition, controller_uid, number, serves
+from unmask_operator.objects import Obj, Ref, controller_uid, is_ready, number, serves
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render.autoscaling import activator_slices, scaled_object
 from unmask_operator.render.labels import engine_name
@@ -29,7 +29,8 @@ def children(resource: DiffusionLMService, observed: Observed) -> list[Obj]:
     if scaling is None or scaling.zero is None or resource.spec.suspend or activator is None:
         return []
     decided = observed.decision is not None and observed.decision.idle
-    wakes = leads_to_activator(observed) and not any(_is_ready(pod) for pod in observed.pods if serves(pod))
+    staying = (pod for pod in observed.pods if serves(pod) and not pod["metadata"].get("deletionTimestamp"))
+    wakes = leads_to_activator(observed) and not any(map(is_ready, staying))
     if resource.spec.replicas and not decided and not wakes:
         return []
     return activator_slices(resource, activator.port, activator.addresses)
@@ -68,7 +69,3 @@ def leads_to_activator(observed: Observed) -> bool:
     """Returns whether an EndpointSlice with the activator's addresses exists."""
     uid = observed.resource["metadata"]["uid"]
     return any(ref.kind == "EndpointSlice" and controller_uid(o) == uid for ref, o in observed.children.items())
-
-
-def _is_ready(pod: Obj) -> bool:
-    return condition(pod, "Ready").get("status") == "True" and not pod["metadata"].get("deletionTimestamp")

@@ -8,7 +8,7 @@ from typing import Any
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.kinds import DEPLOYMENTS, LEADER_WORKER_SETS
-from unmask_operator.objects import ROLE_LABEL, Obj, condition, section, serves
+from unmask_operator.objects import ROLE_LABEL, Obj, is_ready, section, serves
 from unmask_operator.render.labels import MAIN, PORT_NAME, annotate, child, group_name, template_digest
 
 WORKLOADS = (DEPLOYMENTS.kind, LEADER_WORKER_SETS.kind)
@@ -95,7 +95,7 @@ def as_deployment(live: Obj, pods: Sequence[Obj]) -> Obj:
         "observedGeneration": live["metadata"].get("generation", 0),
         "replicas": len(leaders),
         "updatedReplicas": len(newest),
-        "readyReplicas": sum(condition(pod, "Ready").get("status") == "True" for pod in leaders),
+        "readyReplicas": sum(map(is_ready, leaders)),
     }
     spec = {"replicas": live["spec"].get("replicas", 1), "template": template, "workerTemplate": worker}
     return {**live, "spec": spec, "status": status}

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from unmask_operator.objects import ROLE_LABEL, Obj, section, serves
+from unmask_operator.objects import ROLE_LABEL, Obj, is_ready, section, serves
 from unmask_operator.status.condition import Condition
 from unmask_operator.status.pods import terminations
-from unmask_operator.status.pods.pod_status import containers, is_live, is_ready, name, restarts
+from unmask_operator.status.pods.pod_status import containers, is_live, name, restarts
 
 LIMIT, WINDOW = 3, timedelta(minutes=10)  # a group that fails more often within the window is unstable
 _LWS = "leaderworkerset.sigs.k8s.io"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from unmask_operator.api.service import without_nulls
-from unmask_operator.objects import Obj, condition, number, section, serves
+from unmask_operator.objects import Obj, condition, is_ready, number, section, serves
 from unmask_operator.plan.autoscaling import leads_to_activator
 from unmask_operator.plan.observed import Load, Observed
 from unmask_operator.plan.plan import Plan, Problem
@@ -91,7 +91,7 @@ class StatusInput:
 
     @property
     def ready_pods(self) -> int:
-        return sum(map(pod_status.is_ready, self.engines))
+        return sum(map(is_ready, self.engines))
 
     @property
     def engines(self) -> tuple[Obj, ...]:

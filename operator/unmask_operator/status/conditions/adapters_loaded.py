@@ -1,9 +1,8 @@
 """AdaptersLoaded and status.adapters: which of the adapters in the spec Ready pods serve, as they report."""
 
-from unmask_operator.objects import Obj, Ref, section
+from unmask_operator.objects import Obj, Ref, is_ready, section
 from unmask_operator.render.adapters import listed
 from unmask_operator.status.condition import Condition, false, few, sentence, true
-from unmask_operator.status.pods import pod_status
 from unmask_operator.status.status_input import StatusInput
 
 LONGEST_MESSAGE = 512  # characters, per adapter
@@ -16,7 +15,7 @@ def entries(inputs: StatusInput) -> list[Obj]:
     """
     if inputs.desired_zero:
         return []
-    serving = [pod["metadata"]["uid"] for pod in inputs.engines if pod_status.is_ready(pod)]
+    serving = [pod["metadata"]["uid"] for pod in inputs.engines if is_ready(pod)]
     reports = [inputs.observed.adapters[uid] for uid in serving if uid in inputs.observed.adapters]
     old = {entry["name"]: entry for entry in section(inputs.observed.resource, "status").get("adapters") or ()}
     made = []

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 
-from unmask_operator.objects import Obj, condition, seconds, section
+from unmask_operator.objects import Obj, condition, is_ready, seconds, section
 from unmask_operator.render.ca_bundle import INIT_CONTAINER
 from unmask_operator.render.labels import MAIN
 from unmask_operator.render.workload import progress_deadline
@@ -31,10 +31,6 @@ def is_live(pod: Obj) -> bool:
     """Returns whether the pod is pending or running, and not terminating."""
     is_over = section(pod, "status").get("phase") in ("Failed", "Succeeded")
     return not is_over and not pod["metadata"].get("deletionTimestamp")
-
-
-def is_ready(pod: Obj) -> bool:
-    return condition(pod, "Ready").get("status") == "True"
 
 
 def is_started(pod: Obj) -> bool:
