@@ -85,7 +85,6 @@ VALUES: list[tuple[str, dict[str, Any], dict[str, list[Any]]]] = [
     ("/v1/infill", {"text": "x<mask:2>"}, {"logprobs": [1], "return_step_map": [True]}),
     ("/v1/responses", {"input": "x"}, {"logprobs": [1], "return_step_map": [True], "stream_candidates": [1],
                                       "return_step_maps": [True], "logprobs_mode": ["processed"]}),
-    ("/v1/messages", {"messages": USER, "max_tokens": 3}, {"return_step_map": [True]}),
     ("/tokenize", {}, {"prompt": [5]}),
     ("/tokenize", {"prompt": "x"}, {"tools": [[{"type": "function", "function": {"name": "f"}}]]}),
     ("/detokenize", {}, {"tokens": ["x"], "tokens[0]": [[-1], [10**30]]}),

@@ -208,6 +208,7 @@ CASES: dict[str, dict[str, list[dict[str, Any]]]] = {
         "stop": [{"stop_sequences": ["a"], "stop": "b"}], "container": [{"container": "c"}],
         "mcp_servers": [{"mcp_servers": [{}]}], "response_format": [{"response_format": {"type": "json_object"}}],
         "stream_mode": [{"stream_mode": "denoise"}], "decoding": [{"decoding": {"wibble": 1}}],
+        "return_step_map": [{"return_step_map": True}],
         "output_config.format": [{"output_config": {"format": {"type": "xml"}}},
                                  {**BEGUN, "output_config": {"format": {"type": "json_object"}}}],
         "output_format": [{"output_format": {"type": "xml"}},
