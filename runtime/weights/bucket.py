@@ -161,16 +161,18 @@ def _store(address: str) -> ObjectStore:
 
 def _failure(error: BaseException, model: str) -> ConfigError:
     """Returns the error of a failed request or download, by its cause."""
-    from obstore.exceptions import BaseError, InvalidPathError, NotFoundError, PreconditionError
+    from obstore.exceptions import BaseError, InvalidPathError, PreconditionError
 
     text = without_queries(next(iter(str(error).strip().splitlines()), type(error).__name__))
     message = f"model {model!r} could not be fetched: "
     if isinstance(error, ConfigError):
         return error
+    # obstore raises Python's error for an absent object, which then is not one of the system.
+    is_absent = isinstance(error, FileNotFoundError) and error.errno is None
+    if is_absent or isinstance(error, PreconditionError):
+        return TemporaryError(f"{message}an object changed during the download; another attempt has the new one")
     if not isinstance(error, BaseError):
         return failure(error, message + text)
-    if isinstance(error, NotFoundError | PreconditionError):
-        return TemporaryError(f"{message}an object changed during the download; another attempt has the new one")
     found = _STATUS.search(text)
     status = int(found[1]) if found else 0
     if _METADATA_SERVER in text:

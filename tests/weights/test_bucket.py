@@ -120,6 +120,20 @@ def test_a_prefix_that_changes_meanwhile_is_not_published(
     assert content(tmp_path, download(tmp_path))[SHARD] == store.objects[f"org/name/{SHARD}"]
 
 
+def test_an_object_that_is_gone_when_it_is_read_needs_another_attempt(store: Buckets, tmp_path: Path) -> None:
+    shard = store.objects[f"org/name/{SHARD}"]
+
+    def sending(key: str) -> None:
+        if key == "org/name/config.json" and store.requests[key] == 1:
+            del store.objects[f"org/name/{SHARD}"]
+
+    store.sending = sending  # type: ignore[method-assign]
+    with pytest.raises(TemporaryError, match="an object changed during the download"):
+        download(tmp_path)
+    store.objects[f"org/name/{SHARD}"] = shard
+    assert content(tmp_path, download(tmp_path)) == FILES | {REPOSITORY: b"org/name\n"}
+
+
 def test_errors_name_the_cause_and_say_whether_to_try_again(
     store: Buckets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
