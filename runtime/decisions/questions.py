@@ -140,10 +140,11 @@ def make_question(
     at = at or path
     if not least <= len(options) <= most:
         raise refuse(at, f"has {len(options)} options; a {type} has {least} to {most}")
-    values = [(bool, value) if isinstance(value, bool) else (str, value) for value, _, _ in options]
-    for i, value in enumerate(values):
-        if value in values[:i]:
-            raise refuse(f"{at}[{i}]", f"{json.dumps(value[1], ensure_ascii=False)} occurs twice; leave one out")
+    seen: set[tuple[bool, str | bool | int]] = set()
+    for i, (value, _, _) in enumerate(options):
+        if (isinstance(value, bool), value) in seen:
+            raise refuse(f"{at}[{i}]", f"{json.dumps(value, ensure_ascii=False)} occurs twice; leave one out")
+        seen.add((isinstance(value, bool), value))
     quoted = type == "choice" and any(isinstance(value, bool) for value, _, _ in options)  # true differs from "true"
     found = []
     for value, label, description in options:
